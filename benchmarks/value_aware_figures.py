@@ -13,6 +13,7 @@ import attnlab as al
 from attnlab.provenance import write_atomic
 
 ROOT = Path(__file__).resolve().parents[1]
+REAL_LM = "papers/results/value-aware-lm.json"
 STYLE = (
     "<style>text{font:12px sans-serif;fill:#555}.key{font-size:11px}path,line{fill:none;stroke-width:2}"
     ".axis{stroke:#999;stroke-width:1}</style>"
@@ -30,6 +31,10 @@ def main(folder: Path) -> None:
     write_atomic(folder / "value-aware-figure-1.svg", figure_1(results["figure_1"]))
     write_atomic(folder / "value-aware-figure-2.svg", figure_2(results["figure_2"]))
     write_atomic(folder / "value-aware-figure-3.svg", figure_3(results["figure_3_curves"]))
+    if (ROOT / REAL_LM).exists():
+        rows = tables(REAL_LM)["perplexity"]
+        for length in sorted({row["length"] for row in rows}):
+            write_atomic(folder / f"value-aware-lm-{length}.svg", real_lm(rows, length))
 
 
 def tables(path: str) -> dict[str, list[dict]]:
@@ -124,6 +129,18 @@ def figure_3(rows: list[dict]) -> str:
         millions = [round(row["tokens"] / 1e6) for row in mine]
         series.append((named, colour, "", millions, [row["mlm_error"] for row in mine]))
     return _lines(series, "millions of tokens", "MLM error in %", from_zero=False)
+
+
+def real_lm(rows: list[dict], length: int) -> str:
+    """Loss above exact attention against the keys of a query, on windows of one length."""
+    drawn = {"top-r": "#c44e52", "value-aware": "#4c72b0", "alpha-norm": "#dd8452", "window": "#8172b2",
+             "window+sinks": "#55a868"}  # fmt: skip
+    series = []
+    for family, colour in drawn.items():
+        mine = sorted((r["r"], r["above"]) for r in rows if (r["family"], r["length"]) == (family, length))
+        if mine:
+            series.append((family, colour, "", *map(list, zip(*mine, strict=True))))
+    return _lines(series, f"r, keys per query ({length:,} tokens)", "loss above exact attention", log=True)
 
 
 def _lines(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from attnlab.pages.numbers import number
 from papers.common.cells import Cell, Missing, Result, averages, cell, mean_of
@@ -20,51 +21,91 @@ from papers.common.claims import (
     more,
 )
 from papers.effective import PAPER
+from papers.effective.config import PRETRAINED
 
 __all__ = ["CLAIMS"]
 
-
-def _pattern(task: str, attention: str, pattern: str) -> Cell:
-    return cell("table_2", pattern, task=task, attention=attention)
+WORDS, NO_WORDS = ("noun", "pronoun", "verb"), ("sep", "cls", "punctuation")
 
 
-def _weight(task: str, attention: str, token: str, table: str = "token_types") -> Cell:
-    return cell(table, "weight", task=task, attention=attention, token=token)
+@dataclass(frozen=True)
+class Maps:
+    """Which maps a claim is judged on: a results file, the end of its tables' names, and a computation of them."""
 
+    results: str = "effective"
+    suffix: str = ""
+    # "effective" is exact; "authors" is the computation of the paper's code, with padding inside V.
+    attention: str = "effective"
 
-def _patterns(pattern: str, form: Callable[[Cell, Cell], Predicate], *, share: float = 1.0) -> Predicate:
-    """Effective against standard attention in every task, or in a share of them."""
-    return everywhere(
-        "table_2",
-        "task",
-        lambda task: form(_pattern(task, "effective", pattern), _pattern(task, "standard", pattern)),
-        share=share,
-    )
+    def pattern(self, task: str, pattern: str, *, standard: bool = False) -> Cell:
+        """The share of maps with a pattern."""
+        return cell(f"table_2{self.suffix}", pattern, task=task, attention=self._named(standard))
 
+    def weight(self, task: str, token: str, table: str = "token_types", *, standard: bool = False) -> Cell:
+        """The weight that a type of token gets."""
+        return cell(f"{table}{self.suffix}", "weight", task=task, attention=self._named(standard), token=token)
 
-def _shrinks(token: str, *, table: str = "token_types", share: float) -> Predicate:
-    return everywhere(
-        table,
-        "task",
-        lambda task: less(_weight(task, "effective", token, table), _weight(task, "standard", token, table)),
-        share=share,
-    )
+    def _named(self, standard: bool) -> str:
+        return "standard" if standard else self.attention
 
+    def identity(self) -> Predicate:
+        """The output is that of standard attention, in every task."""
+        column = "residual" if self.attention == "effective" else "authors_residual"
+        return everywhere("identity", "text", lambda text: at_most(cell("identity", column, text=text), 1e-5))
 
-def _steadier(table: str) -> Predicate:
-    """In every task [CLS] keeps a larger share of its weight than [SEP] does."""
+    def patterns(self, pattern: str, form: Callable[[Cell, Cell], Predicate], *, share: float = 1.0) -> Predicate:
+        """Effective against standard attention in every task, or in a share of them."""
+        return everywhere(
+            f"table_2{self.suffix}",
+            "task",
+            lambda task: form(self.pattern(task, pattern), self.pattern(task, pattern, standard=True)),
+            share=share,
+        )
 
-    def one(task: str) -> Predicate:
-        cells = [_weight(task, kind, token, table) for token in ("cls", "sep") for kind in ("effective", "standard")]
+    def shrinks(self, token: str, *, table: str = "token_types", share: float) -> Predicate:
+        """A type of token gets less weight in a share of the tasks."""
+        return everywhere(
+            f"{table}{self.suffix}",
+            "task",
+            lambda task: less(self.weight(task, token, table), self.weight(task, token, table, standard=True)),
+            share=share,
+        )
 
-        def run(result: Result) -> Verdict:
-            ours, whole, sep, sep_whole = (mean_of(result, c) for c in cells)
-            kept, sep_kept = ours / whole, sep / sep_whole
-            return decide(kept - sep_kept, f"{number(kept)} against {number(sep_kept)}", None)
+    def steadier(self, table: str) -> Predicate:
+        """In every task [CLS] keeps a larger share of its weight than [SEP] does."""
 
-        return Predicate(run, tuple(cells))
+        def one(task: str) -> Predicate:
+            cells = [
+                self.weight(task, t, table, standard=standard) for t in ("cls", "sep") for standard in (False, True)
+            ]
 
-    return everywhere(table, "task", one)
+            def run(result: Result) -> Verdict:
+                ours, whole, sep, sep_whole = (mean_of(result, c) for c in cells)
+                kept, sep_kept = ours / whole, sep / sep_whole
+                return decide(kept - sep_kept, f"{number(kept)} against {number(sep_kept)}", None)
+
+            return Predicate(run, tuple(cells))
+
+        return everywhere(f"{table}{self.suffix}", "task", one)
+
+    def words_gain(self) -> Predicate:
+        """In most tasks nouns, pronouns and verbs together take a larger share of what six token types get."""
+
+        def one(task: str) -> Predicate:
+            cells = {s: [self.weight(task, t, standard=s) for t in (*WORDS, *NO_WORDS)] for s in (False, True)}
+
+            def run(result: Result) -> Verdict:
+                shares = {}
+                for standard, wanted in cells.items():
+                    values = [abs(mean_of(result, c)) for c in wanted]
+                    shares[standard] = sum(values[: len(WORDS)]) / sum(values)
+                return decide(
+                    shares[False] - shares[True], f"{number(shares[False])} against {number(shares[True])}", None
+                )
+
+            return Predicate(run, tuple(c for wanted in cells.values() for c in wanted))
+
+        return everywhere(f"token_types{self.suffix}", "task", one, share=0.6)
 
 
 def _last_two_layers(attention: str) -> Predicate:
@@ -88,26 +129,6 @@ def _last_two_layers(attention: str) -> Predicate:
     return everywhere("finetuning", "task", one, share=0.6)
 
 
-def _linguistic() -> Predicate:
-    """In most tasks nouns, pronouns and verbs together take a larger share of what six token types get."""
-    words, rest = ("noun", "pronoun", "verb"), ("sep", "cls", "punctuation")
-
-    def one(task: str) -> Predicate:
-        cells = {k: [_weight(task, k, token) for token in (*words, *rest)] for k in ("effective", "standard")}
-
-        def run(result: Result) -> Verdict:
-            shares = {}
-            for kind, wanted in cells.items():
-                values = [abs(mean_of(result, c)) for c in wanted]
-                shares[kind] = sum(values[:3]) / sum(values)
-            ours = f"{number(shares['effective'])} against {number(shares['standard'])}"
-            return decide(shares["effective"] - shares["standard"], ours, None)
-
-        return Predicate(run, tuple(c for wanted in cells.values() for c in wanted))
-
-    return everywhere("token_types", "task", one, share=0.6)
-
-
 # Of the claims of Table 2.
 BY_CLASSIFIER = "The patterns are those of a classifier that learned from maps which a language model labelled"
 
@@ -117,14 +138,126 @@ def _claim(name: str, where: str, statement: str, paper_value: str, test: Predic
     return Claim(f"effective-{name}", PAPER, where, statement, paper_value, "effective", test, headline, caveat)
 
 
+def _on_maps(maps: Maps) -> Iterator[Claim]:
+    """The claims on what effective attention looks like, judged on these maps."""
+    for claim in (*_on_patterns(maps), *_on_tokens(maps)):
+        yield replace(claim, results=maps.results)
+
+
+def _on_patterns(maps: Maps) -> Iterator[Claim]:
+    yield _claim(
+        "vertical-drops",
+        "Table 2",
+        "Vertical patterns are fewer in effective attention.",
+        "27.9 to 11.5 % (RTE), in 5 of 5 tasks",
+        maps.patterns("vertical", less),
+        headline="fewer vertical patterns",
+    )
+    yield _claim(
+        "vertical-diagonal-drops",
+        "Table 2",
+        "Vertical + diagonal patterns are fewer in effective attention.",
+        "15.2 to 2.8 % (RTE), in 4 of 5 tasks",
+        maps.patterns("vertical_diagonal", less, share=0.75),
+    )
+    yield _claim(
+        "block-rises",
+        "Table 2",
+        "Block patterns are more in effective attention.",
+        "4.5 to 32.6 % (RTE), in 4 of 5 tasks",
+        maps.patterns("block", more, share=0.75),
+        headline="more block patterns",
+    )
+    yield _claim(
+        "diagonal-rises",
+        "Table 2",
+        "Diagonal patterns are more in effective attention.",
+        "7.4 to 12.8 % (RTE), in 5 of 5 tasks",
+        maps.patterns("diagonal", more),
+    )
+    yield _claim(
+        "heterogeneous-stays",
+        "Table 2",
+        "The share of heterogeneous patterns does not change notably (5 points).",
+        "45.1 to 40.3 % (RTE), in 4 of 5 tasks",
+        maps.patterns("heterogeneous", lambda a, b: close(a, b, within=5.0), share=0.75),
+    )
+
+
+def _on_tokens(maps: Maps) -> Iterator[Claim]:
+    yield _claim(
+        "sep-loses",
+        "Figure 1",
+        "[SEP] loses weight when [CLS] is processed in the last layer.",
+        "in 4 of 5 tasks",
+        maps.shrinks("sep", share=0.75),
+        headline="[SEP] loses weight",
+    )
+    yield _claim(
+        "punctuation-loses",
+        "Figure 1",
+        "Punctuation loses weight when [CLS] is processed in the last layer.",
+        "in 4 of 5 tasks",
+        maps.shrinks("punctuation", share=0.75),
+    )
+    yield _claim(
+        "cls-stays",
+        "Figure 1",
+        "[CLS] keeps its weight, unlike [SEP].",
+        "in 5 of 5 tasks",
+        maps.steadier("token_types"),
+    )
+    yield _claim(
+        "words-gain",
+        "Figure 1",
+        "The weight moves to nouns, pronouns and verbs.",
+        "in 4 of 5 tasks",
+        maps.words_gain(),
+        headline="the weight moves to words",
+    )
+    yield _claim(
+        "cls-stays-everywhere",
+        "Figures 5, 6",
+        "Other tokens attend to [CLS] as before and to [SEP] less.",
+        "in 5 of 5 tasks",
+        all_of(maps.steadier("to_token"), maps.shrinks("sep", table="to_token", share=0.75)),
+    )
+
+
+PADDED = "With padding inside V, as the paper's code computes it"
+HEADS_64 = "On an encoder with heads of 64, as it was pretrained"
+FEW_INPUTS = "Few inputs of each task and no interval over them: a difference of a point decides nothing"
+# The same claims on other maps: {the end of their names: (the maps, how a statement begins)}.
+OTHER_MAPS = {
+    "padded": (Maps(attention="authors"), PADDED),
+    "heads-64": (Maps(PRETRAINED, "_pretrained"), HEADS_64),
+    "heads-64-padded": (Maps(PRETRAINED, "_pretrained", "authors"), f"{HEADS_64}, {PADDED[0].lower()}{PADDED[1:]}"),
+}
+
+
+def _variants() -> Iterator[Claim]:
+    for end, (maps, setting) in OTHER_MAPS.items():
+        few = FEW_INPUTS if maps.results == PRETRAINED else ""
+        for claim in (*_on_maps(maps), _identity(maps)):
+            # The identity holds on every input.
+            caveats = [claim.caveat, few if claim.where != "Equation 1" else ""]
+            yield replace(
+                claim,
+                name=f"{claim.name}-{end}",
+                statement=f"{setting}: {claim.statement}",
+                paper_value="",
+                headline="",
+                caveat=". ".join(filter(None, caveats)),
+            )
+
+
+def _identity(maps: Maps) -> Claim:
+    statement = "Effective attention gives the same output as standard attention."
+    return replace(_claim("identity", "Equation 1", statement, "exact", maps.identity()), results=maps.results)
+
+
 CLAIMS = (
-    _claim(
-        "identity",
-        "Equation 1",
-        "Effective attention gives the same output as standard attention.",
-        "exact",
-        everywhere("identity", "text", lambda text: at_most(cell("identity", "residual", text=text), 1e-5)),
-    ),
+    _identity(Maps()),
     _claim(
         "other-distributions",
         "Appendix A",
@@ -146,76 +279,7 @@ CLAIMS = (
         "no nullspace if n <= d",
         everywhere("short_inputs", "length", lambda n: at_most(cell("short_inputs", "difference", length=n), 1e-4)),
     ),
-    _claim(
-        "vertical-drops",
-        "Table 2",
-        "Vertical patterns are fewer in effective attention.",
-        "27.9 to 11.5 % (RTE), in 5 of 5 tasks",
-        _patterns("vertical", less),
-        headline="fewer vertical patterns",
-    ),
-    _claim(
-        "vertical-diagonal-drops",
-        "Table 2",
-        "Vertical + diagonal patterns are fewer in effective attention.",
-        "15.2 to 2.8 % (RTE), in 4 of 5 tasks",
-        _patterns("vertical_diagonal", less, share=0.75),
-    ),
-    _claim(
-        "block-rises",
-        "Table 2",
-        "Block patterns are more in effective attention.",
-        "4.5 to 32.6 % (RTE), in 4 of 5 tasks",
-        _patterns("block", more, share=0.75),
-        headline="more block patterns",
-    ),
-    _claim(
-        "diagonal-rises",
-        "Table 2",
-        "Diagonal patterns are more in effective attention.",
-        "7.4 to 12.8 % (RTE), in 5 of 5 tasks",
-        _patterns("diagonal", more),
-    ),
-    _claim(
-        "heterogeneous-stays",
-        "Table 2",
-        "The share of heterogeneous patterns does not change notably (5 points).",
-        "45.1 to 40.3 % (RTE), in 4 of 5 tasks",
-        _patterns("heterogeneous", lambda a, b: close(a, b, within=5.0), share=0.75),
-    ),
-    _claim(
-        "sep-loses",
-        "Figure 1",
-        "[SEP] loses weight when [CLS] is processed in the last layer.",
-        "in 4 of 5 tasks",
-        _shrinks("sep", share=0.75),
-        headline="[SEP] loses weight",
-    ),
-    _claim(
-        "punctuation-loses",
-        "Figure 1",
-        "Punctuation loses weight when [CLS] is processed in the last layer.",
-        "in 4 of 5 tasks",
-        _shrinks("punctuation", share=0.75),
-    ),
-    _claim(
-        "cls-stays", "Figure 1", "[CLS] keeps its weight, unlike [SEP].", "in 5 of 5 tasks", _steadier("token_types")
-    ),
-    _claim(
-        "words-gain",
-        "Figure 1",
-        "The weight moves to nouns, pronouns and verbs.",
-        "in 4 of 5 tasks",
-        _linguistic(),
-        headline="the weight moves to words",
-    ),
-    _claim(
-        "cls-stays-everywhere",
-        "Figures 5, 6",
-        "Other tokens attend to [CLS] as before and to [SEP] less.",
-        "in 5 of 5 tasks",
-        all_of(_steadier("to_token"), _shrinks("sep", table="to_token", share=0.75)),
-    ),
+    *_on_maps(Maps()),
     _claim(
         "last-layers-change",
         "Figure 3",
@@ -233,4 +297,5 @@ CLAIMS = (
             at_most(cell("timing", "ratio", way="full-svd"), 3.0),
         ),
     ),
+    *_variants(),
 )

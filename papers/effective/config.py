@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["KEYS", "NAME", "NOTES", "EffectiveConfig", "encoder_folder"]
+__all__ = ["KEYS", "NAME", "NOTES", "PRETRAINED", "EffectiveConfig", "encoder_folder"]
 
 NAME = "effective"
+# The results of an encoder that is read as it was pretrained.
+PRETRAINED = "effective-pretrained"
 _KEYS = {
     "table_2": ["task", "attention"],
     "figure_4": ["task", "attention", "layer"],
@@ -95,6 +97,8 @@ class EffectiveConfig:
     classifier_maps: str = "own"
     # The models whose maps it learned from; a run writes it.
     learned_from: tuple[str, ...] = ()
+    # Without it the encoder is read as it was pretrained: the tables that end in _pretrained, and the identity.
+    finetune: bool = True
     tasks: tuple[str, ...] = ("RTE", "MRPC", "SST-2", "STS-B", "QNLI")
     batch_size: int = 8
     length: int = 128

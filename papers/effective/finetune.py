@@ -157,13 +157,15 @@ class _Reader:
             ids = batch["input_ids"]
             marked = {"cls": ids == self.tokenizer.cls_token_id, "sep": ids == self.tokenizer.sep_token_id}
             types = None if self.types is None else self.types[places].to(self.device)
+            two = len(self.task.columns) > 1
+            segments = self.dev.segment_ids(places, length=self.config.length).to(self.device) if two else None
             tally.add(
                 maps,
                 facts,
                 real=real,
                 marked={k: t & real for k, t in marked.items()},
                 types=types,
-                segments=batch.get("token_type_ids"),
+                segments=segments,
             )
             if before is not None:
                 old, _, _ = read_maps(before, batch)
@@ -176,7 +178,7 @@ def run_task(name: str, config: EffectiveConfig, part: Part, folder: Path) -> No
     task, device = TASKS[name], best_device()
     clock, model = _Clock(part), encoder_folder(config)
     pretrained, tokenizer = sequence_classifier(model, classes=task.classes, seed=config.seed)
-    segments = pretrained.config.type_vocab_size > 1
+    segments = getattr(pretrained.config, "type_vocab_size", 0) > 1
     rows, how = read_splits(config.data, task, seed=config.seed)
     rows["train"] = subset(rows["train"], config.train_limit, seed=config.seed)
     examples = {s: encode(r, tokenizer, length=config.length) for s, r in rows.items()}
@@ -192,8 +194,12 @@ def run_task(name: str, config: EffectiveConfig, part: Part, folder: Path) -> No
     if not part.has("to_token_pretrained"):
         with part.step("pretrained maps"):
             tally, _ = reader.read(pretrained, None)
-            part.add_tables({f"{k}_pretrained": v for k, v in tally.tables(name).items()})
+            of_all = {f"{k}_pretrained": v for k, v in tally.tables(name).items()}
+            part.add_tables(of_all if config.finetune else of_all | {"identity": [tally.identity(name)]})
         clock("pretrained maps")
+    if not config.finetune:
+        _probe_outputs(name, config, part, reader, pretrained, width, separator=tokenizer.sep_token_id)
+        return
 
     source = GlueSource(examples["train"], config.batch_size, config.length, segments, task.classes, config.seed)
     tuned, _ = sequence_classifier(model, classes=task.classes, seed=config.seed)

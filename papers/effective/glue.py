@@ -91,25 +91,35 @@ class Examples:
     segments: list[list[int]] = field(repr=False)
     labels: list[float]
     texts: list[tuple[str, ...]] = field(repr=False)
+    # The token id of padding.
+    pad: int = 0
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def first(self, n: int | None) -> Examples:
         """The first ``n`` examples; None: all."""
-        return Examples(self.ids[:n], self.segments[:n], self.labels[:n], self.texts[:n])
+        return Examples(self.ids[:n], self.segments[:n], self.labels[:n], self.texts[:n], self.pad)
+
+    def segment_ids(self, chosen: Sequence[int], *, length: int) -> Tensor:
+        """The segments of these examples, padded with zeros to ``length``."""
+        rows = torch.zeros(len(chosen), length, dtype=torch.long)
+        for row, i in enumerate(chosen):
+            rows[row, : len(self.segments[i])] = torch.tensor(self.segments[i])
+        return rows
 
     def batch(self, chosen: Sequence[int], *, length: int, segments: bool, classes: int) -> dict[str, Tensor]:
         """Padded on the right to ``length``, as the paper's evaluation has it."""
-        tensors = {name: torch.zeros(len(chosen), length, dtype=torch.long) for name in ("input_ids", "attention_mask")}
+        tensors = {
+            "input_ids": torch.full((len(chosen), length), self.pad),
+            "attention_mask": torch.zeros(len(chosen), length, dtype=torch.long),
+        }
         if segments:
-            tensors["token_type_ids"] = torch.zeros(len(chosen), length, dtype=torch.long)
+            tensors["token_type_ids"] = self.segment_ids(chosen, length=length)
         for row, i in enumerate(chosen):
             n = len(self.ids[i])
             tensors["input_ids"][row, :n] = torch.tensor(self.ids[i])
             tensors["attention_mask"][row, :n] = 1
-            if segments:
-                tensors["token_type_ids"][row, :n] = torch.tensor(self.segments[i])
         labels = torch.tensor([self.labels[i] for i in chosen])
         return tensors | {"labels": labels if classes == 1 else labels.long()}
 
@@ -193,7 +203,7 @@ def encode(rows: Sequence[Row], tokenizer: Any, *, length: int) -> Examples:
         cut = _cut([list(part) for part in example], length - 1 - len(example))
         ids.append([special[0], *(token for part in cut for token in (*part, special[1]))])
         segments.append([0] * (2 + len(cut[0])) + [1] * sum(len(part) + 1 for part in cut[1:]))
-    return Examples(ids, segments, [row[1] for row in rows], texts)
+    return Examples(ids, segments, [row[1] for row in rows], texts, pad=getattr(tokenizer, "pad_token_id", None) or 0)
 
 
 def _cut(parts: list[list[T]], room: int) -> list[list[T]]:

@@ -24,10 +24,10 @@ from typing import Any
 
 from attnlab.progress import note
 from attnlab.provenance import check_writable, write_atomic, write_json
-from papers.common.folders import Experiment, add_out, beside_paper
+from papers.common.folders import Experiment, add_figures, add_out, beside_paper
 from papers.common.row_store import Part, gather, make_results, read_results, write_results
 from papers.effective import PAPER
-from papers.effective.config import CONFIGS, KEYS, NAME, NOTES, EffectiveConfig
+from papers.effective.config import CONFIGS, KEYS, NAME, NOTES, PRETRAINED, EffectiveConfig
 
 __all__ = ["EXPERIMENTS", "collect", "part_names", "run"]
 
@@ -172,16 +172,21 @@ def collect(config: EffectiveConfig, work: Path, names: Sequence[str]) -> dict[s
     tables = dict(rows.tables)
     if "table_2" in tables:
         tables["artefact"] = artefact_rows(tables["table_2"])
+    if not config.finetune and "table_2_pretrained" in tables:
+        tables["artefact"] = artefact_rows(tables["table_2_pretrained"])
     if "faithfulness" in tables:
         tables["faithfulness_summary"] = summary_rows(tables["faithfulness"])
         tables["faithfulness_paired"] = paired_rows(tables["faithfulness_differences"])
+    # The paper has fine-tuned encoders only; where nothing is fine-tuned, its numbers lie beside the pretrained ones.
+    apart = "" if config.finetune else "_pretrained"
     with_paper = {
-        table: beside_paper(tables[table], results=NAME, table=table, keys=KEYS[table])
+        table: beside_paper(tables[table], results=NAME, table=table.removesuffix(apart), keys=KEYS[table])
         for table in KEYS
         if tables.get(table)
     }
+    name = NAME if config.finetune else PRETRAINED
     return make_results(
-        NAME, PAPER, with_paper, config=_public(config), seed=config.seed, rows_of=rows,
+        name, PAPER, with_paper, config=_public(config), seed=config.seed, rows_of=rows,
         keys=KEYS, notes=NOTES, parts=rows.facts,
     )  # fmt: skip
 
@@ -230,6 +235,9 @@ def _study_arguments(parser: argparse.ArgumentParser) -> None:
         help="whose labelled maps the pattern classifier learns from: the encoder's own, where there are any, or those "
         "of four models, as the shipped one (default: %(default)s)",
     )
+    parser.add_argument("--pretrained", action="store_true", help="read the encoder as it is, without fine-tuning")
+    parser.add_argument("--dev-limit", type=int, help="dev examples of a task whose maps are read")
+    parser.add_argument("--jobs", type=int, help="tasks at once (default: all on a GPU, one elsewhere)")
     parser.add_argument("--sentences", type=int, help="only the treebank's first so many (default: all)")
     add_out(parser, NAME)
     parser.add_argument("--page", type=Path, help="also draw the figures on this page")
@@ -241,8 +249,12 @@ def _study_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _config(options: argparse.Namespace) -> EffectiveConfig:
+    config = CONFIGS[options.config]
     return replace(
-        CONFIGS[options.config],
+        config,
+        finetune=not options.pretrained,
+        dev_limit=config.dev_limit if options.dev_limit is None else options.dev_limit,
+        jobs=options.jobs,
         data=options.data,
         model=options.model,
         treebank=options.treebank,
@@ -349,6 +361,14 @@ def _maps(options: argparse.Namespace) -> None:
     print(f"wrote {options.out.resolve()}")
 
 
+def _figures(options: argparse.Namespace) -> None:
+    from papers.common.pictures import draw_results
+    from papers.effective.drawings import PICTURES
+
+    for path in draw_results(PICTURES, options.results, options.out):
+        print(f"wrote {path.resolve()}")
+
+
 EXPERIMENTS: dict[str, Experiment] = {
     "effective": Experiment(
         "Effective attention: its tables and figures, standard beside effective, on fine-tuned encoders.",
@@ -358,6 +378,10 @@ EXPERIMENTS: dict[str, Experiment] = {
         more={
             "the encoder of our results": "--model models/all-MiniLM-L6-v2 --data data/glue --treebank "
             "data/ud-english-ewt/en_ewt-ud-train.conllu --work runs/effective-minilm",
+            "an encoder with heads of 64, as it was pretrained": "--pretrained --model models/all-mpnet-base-v2 "
+            "--only RTE,MRPC,SST-2,STS-B,QNLI --data data/glue --treebank "
+            "data/ud-english-ewt/en_ewt-ud-train.conllu --work runs/effective-mpnet "
+            "--out papers/results/effective-pretrained.json",
         },
         paper="BERT-base, named by --model, on whole training and dev sets",
         settings=lambda options: _public(_config(options)),
@@ -381,5 +405,11 @@ EXPERIMENTS: dict[str, Experiment] = {
         _maps_arguments,
         _maps,
         '--text "The cat sat on the mat." --out maps.html',
+    ),
+    "effective-figures": Experiment(
+        "Effective attention: Figures 1 and 3 to 6 by head as pictures, from the results files.",
+        add_figures,
+        _figures,
+        "--out figures",
     ),
 }

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from papers.common.cells import Cell, Result
 from papers.common.scale import span
+from papers.effective.config import NAME, PRETRAINED
 
 __all__ = ["SCALES", "SECONDS"]
 
@@ -15,6 +16,9 @@ def _scale(result: Result, wanted: Cell) -> str:
     config = result["config"]
     if table == "timing":
         return f"{config['model'] or 'the shipped masked LM'}, {config['length']} tokens, batch {config['batch_size']}"
+    if not config.get("finetune", True):
+        inputs = span(row["inputs"] for row in (result.get("tables") or {}).get("identity", []))
+        return f"{config['model']}, as it was pretrained, {inputs} inputs of a task, {config['length']} tokens"
     steps = span(row["steps"] for row in (result.get("tables") or {}).get("scores", []))
     tuned = f"fine-tuned for {config['epochs']:g} epochs ({steps} updates of {config['batch_size']})"
     return f"{config['model'] or 'the shipped masked LM'}, {tuned}, {config['length']} tokens"
@@ -29,5 +33,5 @@ def _seconds(result: Result) -> float | None:
     return sum(totals) or None
 
 
-SCALES: dict[str, Callable[[Result, Cell], str]] = {"effective": _scale}
-SECONDS: dict[str, Callable[[Result], float | None]] = {"effective": _seconds}
+SCALES: dict[str, Callable[[Result, Cell], str]] = {NAME: _scale, PRETRAINED: _scale}
+SECONDS: dict[str, Callable[[Result], float | None]] = {NAME: _seconds, PRETRAINED: _seconds}

@@ -156,11 +156,18 @@ class Tally:
         assert self.net is not None
         readings, n_layers = list(maps), len(next(iter(maps.values())))
         for i, length in enumerate(real.sum(-1).tolist()):
-            of_input = torch.cat([w[i, :, :length, :length] for r in readings for w in maps[r]])
+            of_input = {r: torch.cat([w[i, :, :length, :length] for w in maps[r]]) for r in readings}
+            # Where V has no nullspace two readings are one map, which is classified once.
+            distinct: dict[str, str] = {}
+            for r, own in of_input.items():
+                distinct[r] = next((other for other in distinct.values() if torch.equal(of_input[other], own)), r)
+            shown = list(dict.fromkeys(distinct.values()))
             with torch.no_grad():
-                classes = self.net(picture(of_input)).argmax(-1).view(len(readings), n_layers, -1)
+                pictures = picture(torch.cat([of_input[r] for r in shown]))
+                classes = self.net(pictures).argmax(-1).view(len(shown), n_layers, -1)
             hits = torch.nn.functional.one_hot(classes, len(CLASSES)).sum(2).cpu()
-            for reading, counts in zip(readings, hits, strict=True):
+            for reading in readings:
+                counts = hits[shown.index(distinct[reading])]
                 self.patterns[reading] = self.patterns.get(reading, torch.zeros_like(counts)) + counts
 
     def tables(self, task: str) -> dict[str, list[dict[str, Any]]]:

@@ -51,7 +51,7 @@ def run_timing(config: EffectiveConfig, part: Part) -> None:
     for task in config.tasks:
         if not part.has("table_3", task=task):
             with part.step(f"table 3 {task}"):
-                batches = _dev_set(config, task, tokenizer, encoder.config.type_vocab_size > 1, device)
+                batches = _dev_set(config, task, tokenizer, getattr(encoder.config, "type_vocab_size", 0) > 1, device)
                 part.row("table_3", **task_row(encoder, batches, task=task, svd_batches=config.svd_batches))
 
 

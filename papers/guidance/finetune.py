@@ -20,7 +20,7 @@ from papers.effective.finetune import metrics
 from papers.effective.glue import TASKS, encode, read_glue, subset
 from papers.guidance.mlm import Key
 
-__all__ = ["TuneConfig", "fine_tune"]
+__all__ = ["TuneConfig", "Words", "fine_tune"]
 
 # What Table 9 calls the development sets of MNLI.
 GENRES = {"dev_matched": "MNLI-m", "dev_mismatched": "MNLI-mm"}
@@ -55,7 +55,7 @@ class TuneConfig:
         return dict(self.epochs).get(task, 1 if TASKS[task].large else 3)
 
 
-class _Words:
+class Words:
     """One of our tokenisers as ``encode`` calls Hugging Face's."""
 
     def __init__(self, tokeniser: Tokeniser) -> None:
@@ -88,7 +88,7 @@ def fine_tune(
         of_task = TASKS[task]
         rows = {split: read_glue(glue, of_task, split) for split in ("train", *of_task.dev)}
         rows["train"] = subset(rows["train"], config.limit, seed=0)
-        examples = {split: encode(some, _Words(tokeniser), length=config.length) for split, some in rows.items()}
+        examples = {split: encode(some, Words(tokeniser), length=config.length) for split, some in rows.items()}
         tuning = Tuning(
             batch=config.batch, length=config.length, lr=config.lr, weight_decay=config.weight_decay,
             epochs=config.epochs_of(task), streams=config.streams, seed=config.seed, classes=of_task.classes,

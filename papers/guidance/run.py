@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from papers.common.folders import Experiment, add_out
 
 if TYPE_CHECKING:
+    from papers.guidance.one_arm import OneArm
     from papers.guidance.study import Places, StudyConfig
     from papers.guidance.table_11 import RunSizes
 
@@ -115,6 +116,54 @@ def _table_11(options: argparse.Namespace, places: Places) -> Path:
     return options.out
 
 
+def _arm_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--guided", action="store_true", help="with the guidance loss (default: without)")
+    parser.add_argument("--lr", type=float, default=1e-3, help="the learning rate (default: %(default)s)")
+    parser.add_argument("--norm", choices=("post", "pre"), default="post", help="(default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=16_000, help="updates of 32,768 tokens (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=32_768, help="of a batch (default: %(default)s)")
+    parser.add_argument("--width", type=int, default=256, help="(default: %(default)s)")
+    parser.add_argument("--layers", type=int, default=12, help="(default: %(default)s)")
+    parser.add_argument("--corpus", type=Path, required=True, help="the folder that wiki-corpus wrote")
+    parser.add_argument("--glue", type=Path, help="the folder of GLUE's tasks (default: no fine-tuning)")
+    parser.add_argument("--tune-epochs", type=float, help="over every task's training set (default: 3 to 8)")
+    parser.add_argument(
+        "--work", type=Path, required=True, help="the folder of all arms; an arm that was ended goes on"
+    )
+    add_out(parser, "guidance-arm")
+
+
+def _arm(options: argparse.Namespace) -> Path:
+    from attnlab.provenance import check_writable
+    from papers.common.row_store import Part, begin_work, collect
+    from papers.guidance import PAPER
+    from papers.guidance.one_arm import ARM_KEYS, ARM_NAME, train_arm, tune_arm
+    from papers.guidance.one_arm_tables import ARM_NOTES, derived
+    from papers.guidance.study import Places, wiki_stores
+
+    check_writable(options.out)
+    arm = _one_arm(options)
+    tokeniser, stores = wiki_stores(Places(corpus=options.corpus), ARM_NAME)
+    begin_work(options.work, asdict(arm), seed=arm.seed)
+    part = Part(options.work / f"part-{arm.name}.json", keys=ARM_KEYS)
+    model = train_arm(arm, tokeniser=tokeniser, stores=stores, run_dir=options.work / "runs" / arm.name, part=part)
+    if options.glue is not None:
+        tune_arm(arm, model, tokeniser=tokeniser, glue=options.glue, part=part)
+    collect(ARM_NAME, PAPER, [options.work], options.out, keys=ARM_KEYS, notes=ARM_NOTES, derived=derived)
+    return options.out
+
+
+def _one_arm(options: argparse.Namespace) -> OneArm:
+    from papers.guidance.one_arm import OneArm
+
+    names = ("guided", "lr", "norm", "seed", "steps", "tokens", "width", "layers")
+    arm = OneArm(**{name: getattr(options, name) for name in names})
+    if options.tune_epochs is None:
+        return arm
+    return replace(arm, tune_epochs=tuple((task, options.tune_epochs) for task in arm.tasks))
+
+
 def _patterns_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", help="a sentence (default: that of Figure 4)")
     parser.add_argument("--model", type=Path, help="a model's folder, whose tokenizer cuts the text")
@@ -150,6 +199,17 @@ EXPERIMENTS: dict[str, Experiment] = {
         paper="rows of Tables 10 and 11 (--rows), for days",
         settings=_settings,
         quick={"steps": 10, "seeds": [0], "lrs": [1e-3], "width": 64, "batch": 8, "length": 64, "seconds": 25.0},
+    ),
+    "guidance-arm": Experiment(
+        "Attention guidance: one masked LM of 12 layers, guided or not, alone and until its curve is flat.",
+        _arm_arguments,
+        _arm,
+        "--guided --corpus runs/wiki --glue data/glue --work runs/guidance-arm",
+        more={
+            "the arm without guidance": "--corpus runs/wiki --glue data/glue --work runs/guidance-arm",
+            "pre-norm": "--guided --norm pre --corpus runs/wiki --glue data/glue --work runs/guidance-arm",
+        },
+        quick={"steps": 4, "tokens": 512, "width": 32, "layers": 3, "tune_epochs": 0.01},
     ),
     "guidance-patterns": Experiment(
         "Attention guidance: Figure 4, its patterns over a sentence.",

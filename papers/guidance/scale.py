@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from papers.common.cells import Cell, Result
-from papers.common.scale import span
+from papers.common.scale import millions, span
 
 __all__ = ["SCALES", "SECONDS"]
 
@@ -46,5 +46,16 @@ def _seconds(result: Result) -> float | None:
     return sum(longest.values()) or None
 
 
-SCALES: dict[str, Callable[[Result, Cell], str]] = {"guidance": _scale}
-SECONDS: dict[str, Callable[[Result], float | None]] = {"guidance": _seconds}
+def _arm_scale(result: Result, wanted: Cell) -> str:
+    norm = dict(wanted.where).get("norm")
+    rows = [row for row in (result.get("tables") or {}).get("arms", []) if row["norm"] == norm]
+    sizes = f"{span(row['layers'] for row in rows)} layers x {span(row['width'] for row in rows)}, {norm}-norm"
+    return f"{sizes}, each arm alone: {millions(row['tokens'] for row in rows)} tokens"
+
+
+def _arm_seconds(result: Result) -> float | None:
+    return sum(row.get("seconds") or 0.0 for row in (result.get("tables") or {}).get("arms", [])) or None
+
+
+SCALES: dict[str, Callable[[Result, Cell], str]] = {"guidance": _scale, "guidance-arm": _arm_scale}
+SECONDS: dict[str, Callable[[Result], float | None]] = {"guidance": _seconds, "guidance-arm": _arm_seconds}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["ARMS", "CONFIGS", "KEYS", "NAME", "ValueAwareConfig"]
+__all__ = ["ARMS", "CONFIGS", "KEYS", "LM_KEYS", "LM_NAME", "NAME", "RealLmConfig", "ValueAwareConfig"]
 
 NAME = "value-aware"
 # The masked LMs: continued at a greater length, and, as the control, at their own.
@@ -22,6 +22,44 @@ KEYS = {
     "figure_3_curves": ["model", "step"],
     "lm_curves": ["kernel", "step"],
 }
+
+# The same of ``python -m papers value-aware-lm``.
+LM_NAME = "value-aware-lm"
+LM_KEYS = {
+    "windows": ["length", "spec", "window"],
+    "output_error": ["spec"],
+    "perplexity": ["length", "spec"],
+    "against_top_r": ["length", "family", "r"],
+}
+
+
+@dataclass(frozen=True)
+class RealLmConfig:
+    """The text's windows, and the keys that a pretrained causal LM keeps of every query."""
+
+    windows: int = 40
+    length: int = 1024
+    batch: int = 8
+    # And d + 1, with d the width of a head.
+    r: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 128, 256)
+    # The first keys that window+sinks always keeps.
+    sinks: int = 4
+    # (keys a round, rounds), scored on the first windows: a query meets two chunks of keys in every round.
+    lsh: tuple[tuple[int, int], ...] = ((64, 4), (64, 16), (256, 4))
+    lsh_windows: int = 8
+    # Numbers of value-aware keys that are searched for, and the windows that they are scored on.
+    searched: tuple[int, ...] = (2, 4, 8, 16)
+    search_windows: int = 16
+    search_length: int = 256
+    search_batch: int = 16
+    # Layers whose output error is measured.
+    error_layers: int = 6
+
+    def __post_init__(self) -> None:
+        if self.windows < 2:
+            raise ValueError(f"windows must be at least 2, since intervals are over windows, got {self.windows}")
+        if not 1 < self.search_length <= self.length:
+            raise ValueError(f"search_length must lie between 2 and the length {self.length}, got {self.search_length}")
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,19 @@ from typing import Any
 from attnlab.progress import note
 from attnlab.provenance import check_writable, write_json
 from papers.common.folders import Experiment, add_out
-from papers.common.row_store import Part, read_results, write_results
-from papers.value_aware.config import ARMS, CONFIGS, KEYS, NAME, ValueAwareConfig
+from papers.common.row_store import Part, begin_work, read_results, write_results
+from papers.common.row_store import collect as collect_parts
+from papers.value_aware import PAPER
+from papers.value_aware.config import (
+    ARMS,
+    CONFIGS,
+    KEYS,
+    LM_KEYS,
+    LM_NAME,
+    NAME,
+    RealLmConfig,
+    ValueAwareConfig,
+)
 from papers.value_aware.tables import collect, merged_with
 
 __all__ = ["EXPERIMENTS", "Folders", "part_names", "reproduce", "run_part"]
@@ -154,6 +166,15 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add_out(parser, NAME)
     parser.add_argument("--only", choices=("lm", "mlm"), help="one half; the other's results are kept")
     parser.add_argument("--seconds", type=float, help="stop after this long; what is finished is kept")
+    kernels = ValueAwareConfig().kernels
+    parser.add_argument("--kernels", nargs="+", choices=kernels, help="of the causal LMs (default: all three at once)")
+    parser.add_argument("--lm-steps", type=int, help="updates of the causal LMs (default: what the time allows)")
+    parser.add_argument("--seed", type=int, help="of the trainings (default: that of the config)")
+
+
+def _config(options: argparse.Namespace) -> ValueAwareConfig:
+    chosen = {"kernels": options.kernels and tuple(options.kernels), "lm_steps": options.lm_steps, "seed": options.seed}
+    return replace(CONFIGS[options.config], **{name: value for name, value in chosen.items() if value is not None})
 
 
 def _run(options: argparse.Namespace) -> Path:
@@ -166,7 +187,7 @@ def _run(options: argparse.Namespace) -> Path:
             "the causal LMs alone by --only lm; the shipped model has a vocabulary of 8k pieces"
         )
     reproduce(
-        CONFIGS[options.config],
+        _config(options),
         folders=Folders(options.corpus, options.model or SHIPPED, options.words),
         out=options.out,
         work=options.resume or options.work,
@@ -189,6 +210,45 @@ def _words(options: argparse.Namespace) -> None:
     print(json.dumps(prepare_words(options.wikitext, options.out, limit=options.articles), indent=1))
 
 
+def _lm_arguments(parser: argparse.ArgumentParser) -> None:
+    config = RealLmConfig()
+    parser.add_argument(
+        "--model", default="smollm2", help="a causal LM: a folder or a short name (default: %(default)s)"
+    )
+    parser.add_argument("--text", type=Path, required=True, help="a text file, as a reader would have it")
+    parser.add_argument("--work", type=Path, required=True, help="a folder; a run that was ended goes on there")
+    parser.add_argument("--windows", type=int, default=config.windows, help="(default: %(default)s)")
+    parser.add_argument("--length", type=int, default=config.length, help="tokens of a window (default: %(default)s)")
+    parser.add_argument(
+        "--search-windows", type=int, default=config.search_windows,
+        help="windows for value-aware keys between 1 and d + 1, which are searched for (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--search-length", type=int, default=config.search_length, help="tokens of these (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="begin nothing after so long (default: no limit)"
+    )
+    parser.add_argument("--device", help="(default: a GPU, if there is one)")
+    add_out(parser, LM_NAME)
+
+
+def _lm(options: argparse.Namespace) -> Path:
+    from attnlab.devices import best_device
+    from papers.value_aware.real_lm import measure
+    from papers.value_aware.real_lm_tables import NOTES, derived
+
+    check_writable(options.out)
+    names = ("windows", "length", "search_windows", "search_length")
+    config = replace(RealLmConfig(), **{name: getattr(options, name) for name in names})
+    begin_work(options.work, asdict(config))
+    part = Part(options.work / "part-lm.json", keys=LM_KEYS)
+    device = options.device or str(best_device())
+    measure(config, options.model, options.text, part, device=device, seconds=options.seconds)
+    collect_parts(LM_NAME, PAPER, [options.work], options.out, keys=LM_KEYS, notes=NOTES, derived=derived)
+    return options.out
+
+
 EXPERIMENTS: dict[str, Experiment] = {
     "value-aware-words": Experiment(
         "Value-aware approximation: WikiText-103 by whole words, the vocabulary of the paper's causal LMs.",
@@ -203,7 +263,14 @@ EXPERIMENTS: dict[str, Experiment] = {
         _run,
         "--corpus runs/wiki --work runs/value-aware",
         paper="A.2 and Table 4, for days; needs --words, and --model or --only lm",
-        settings=lambda options: asdict(CONFIGS[options.config]),
+        settings=lambda options: asdict(_config(options)),
         quick={"config": "smoke", "seconds": 55.0},
+    ),
+    "value-aware-lm": Experiment(
+        "Value-aware approximation on a pretrained language model: perplexity against the keys of a query.",
+        _lm_arguments,
+        _lm,
+        "--text wikitext103-test.txt --work runs/value-aware-lm",
+        quick={"windows": 2, "length": 32, "search_windows": 2, "search_length": 8, "seconds": 40.0},
     ),
 }

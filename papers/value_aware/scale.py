@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from papers.common.cells import Cell, Result
 from papers.common.scale import millions, span
+from papers.value_aware.config import LM_NAME
 
 __all__ = ["SCALES", "SECONDS"]
 
@@ -28,10 +29,22 @@ def _scale(result: Result, wanted: Cell) -> str:
     return f"the shipped masked LM, continued: {sizes} of {config['mlm_tokens']:,} tokens"
 
 
+def _lm_scale(result: Result, wanted: Cell) -> str:
+    rows = (result.get("tables") or {}).get(wanted.table, [])
+    subject = ((result.get("parts") or {}).get("lm") or {}).get("subject") or {}
+    windows = {length: span(r["windows"] for r in rows if r["length"] == length) for length in _lengths(rows)}
+    read = " and ".join(f"{count} windows of {length:,} tokens" for length, count in windows.items())
+    return f"{subject.get('model', 'a pretrained LM')}, {read} of {subject.get('text', 'a text')}"
+
+
+def _lengths(rows: list[dict[str, int]]) -> list[int]:
+    return sorted({row["length"] for row in rows}, reverse=True)
+
+
 def _seconds(result: Result) -> float | None:
     # All trainings run at once.
     return max((run["seconds"] for run in _trainings(result, "")), default=None)
 
 
-SCALES: dict[str, Callable[[Result, Cell], str]] = {"value-aware": _scale}
+SCALES: dict[str, Callable[[Result, Cell], str]] = {"value-aware": _scale, LM_NAME: _lm_scale}
 SECONDS: dict[str, Callable[[Result], float | None]] = {"value-aware": _seconds}

@@ -29,6 +29,16 @@ FIGURES: dict[str, dict[str, list[dict[str, Any]]]] = {
             "language guided loss", *((k, g, 3.0 - 0.1 * g) for k in ("Oromo", "Filipino") for g in (False, True))
         ),
     },
+    "guidance-arm": {
+        "convergence": _rows(
+            "norm guided seed loss steps fell_at_end",
+            *((n, g, s, 2.0 - 0.2 * g + 0.01 * s, 20_000 - 8_000 * g - 10 * s, 0.01) for n in ("post", "pre") for g in (False, True) for s in range(3)),
+        ),
+        "finetuned": _rows(
+            "norm guided task seed accuracy",
+            *((n, g, t, s, 80.0 + 3 * g + 0.1 * s) for n in ("post", "pre") for g in (False, True) for t in ("RTE", "MRPC") for s in range(3)),
+        ),
+    },
     "ktiw-table2": {
         "curve": _rows("dataset step a_alpha_uf", ("Multi30k", 0, 7.0), ("Multi30k", 500, 31.0), ("Multi30k", 9000, 20.0))
     },
@@ -55,7 +65,7 @@ FIGURES: dict[str, dict[str, list[dict[str, Any]]]] = {
         )
     },
     "effective": {
-        "identity": _rows("text residual", ("a", 1e-7), ("b", 3e-6)),
+        "identity": _rows("text residual authors_residual", ("a", 1e-7, 1e-7), ("b", 3e-6, 1e-7)),
         "alternative": _rows("text residual distance", ("a", 1e-7, 0.3)),
         "short_inputs": _rows("length difference", (7, 1e-6), (31, 2e-6)),
         "token_types": _rows(
@@ -131,6 +141,12 @@ FIGURES: dict[str, dict[str, list[dict[str, Any]]]] = {
         "figure_2": _rows("model length memory", ("softmax", 4096, 800.0), ("ABC_MLP", 4096, 90.0)),
         "exponents": _rows("model quantity exponent", ("ABC_MLP", "time", 1.02), ("softmax", "time", 1.85)),
     },
+    "value-aware-lm": {
+        "against_top_r": _rows(
+            "length family r loss loss_top_r saved low high",
+            *((64, f, r, 3.0 - s, 3.0, s, s - 0.1, s + 0.1) for f, s in (("value-aware", 0.5), ("window", -0.4), ("window+sinks", -0.2)) for r in (1, 8)),
+        ),
+    },
     "value-aware": {
         "figure_1": _rows(
             "family r mlm_error", *((f, r, base - r / 4) for f, base in (("top-r", 60.0), ("window", 70.0)) for r in (33, 65))
@@ -155,6 +171,9 @@ SPOILED: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "ag-translation-same-loss": ("guidance", "translation", {"model": "AG"}, {"loss": 4.2}),
     "ag-gaussian-higher-loss": ("guidance", "translation", {"model": "Gaussian"}, {"loss": 3.9}),
     "ag-low-resource": ("guidance", "low_resource", {"language": "Oromo", "guided": True}, {"loss": 3.1}),
+    **{f"ag-arm-sooner-{n}": ("guidance-arm", "convergence", {"norm": n, "guided": True}, {"steps": 21_000}) for n in ("post", "pre")},
+    **{f"ag-arm-lower-{n}": ("guidance-arm", "convergence", {"norm": n, "guided": True}, {"loss": 2.5}) for n in ("post", "pre")},
+    **{f"ag-arm-finetuned-{n}": ("guidance-arm", "finetuned", {"norm": n, "guided": True, "task": "RTE"}, {"accuracy": 60.0}) for n in ("post", "pre")},
     "ktiw-learned-under-uniform": ("ktiw-table2", "table_2", {"dataset": "SST"}, {"a_alpha_uf": 8.0}),
     "ktiw-proxy-approximates": ("ktiw-table2", "table_2", {"dataset": "SST"}, {"a_uf_px": 8.0}),
     "ktiw-attention-agrees-with-probe": ("ktiw-table2", "table_2", {"dataset": "SST"}, {"a_alpha_beta": 8.0}),
@@ -258,10 +277,38 @@ SPOILED: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "ova-skewed-kernels-lose-less": ("value-aware", "table_2", {"kernel": "exp", "mechanism": "top-r:r=d+1"}, {"perplexity": 90.0}),
     "ova-kernels-converge-slower": ("value-aware", "figure_2", {"kernel": "exp", "r": 65}, {"loss": 9.0}),
     "ova-kernels-alike-in-full": ("value-aware", "table_2", {"kernel": "poly", "mechanism": "softmax"}, {"perplexity": 60.0}),
+    "ova-lm-aware": ("value-aware-lm", "against_top_r", {"family": "value-aware", "r": 8}, {"saved": -0.3, "low": -0.4, "high": -0.2}),
+    "ova-lm-window": ("value-aware-lm", "against_top_r", {"family": "window", "r": 8}, {"saved": 0.3, "low": 0.2, "high": 0.4}),
+    "ova-lm-window-sinks": ("value-aware-lm", "against_top_r", {"family": "window+sinks", "r": 1}, {"saved": 0.3, "low": 0.2, "high": 0.4}),
     "ova-longer-is-better": ("value-aware", "figure_3", {"model": "long"}, {"mlm_error": 27.0}),
 }
 
 
+# The claims of Effective on other maps: {the end of their names: (results file, end of the tables' names, attention)}.
+EFFECTIVE_MAPS = {
+    "padded": ("effective", "", "authors"),
+    "heads-64": ("effective-pretrained", "_pretrained", "effective"),
+    "heads-64-padded": ("effective-pretrained", "_pretrained", "authors"),
+}
+BY_READING = ("table_2", "token_types", "to_token")
+FIGURES["effective"]["table_2"] = []
+for _table in BY_READING:
+    _known = [*paper_table("effective", _table), *FIGURES["effective"][_table]]
+    FIGURES["effective"][_table] += [{**row, "attention": "authors"} for row in _known if row["attention"] == "effective"]
+FIGURES["effective-pretrained"] = {"identity": FIGURES["effective"]["identity"]} | {
+    f"{_table}_pretrained": [*paper_table("effective", _table), *FIGURES["effective"][_table]] for _table in BY_READING
+}
+SPOILED |= {
+    f"{name}-{end}": (
+        results,
+        table if table == "identity" else f"{table}{suffix}",
+        {key: attention if key == "attention" else value for key, value in where.items()},
+        {"authors_residual" if (key, attention) == ("residual", "authors") else key: v for key, v in change.items()},
+    )
+    for end, (results, suffix, attention) in EFFECTIVE_MAPS.items()
+    for name, (_, table, where, change) in list(SPOILED.items())
+    if name.startswith("effective-") and table in ("identity", *BY_READING)
+}
 # fmt: on
 
 

@@ -19,6 +19,7 @@ CHEAP = {
     "claims": f"--results {RESULTS} --out {{out}}.html",
     "value-aware-words": "--wikitext {data} --out {out}",
     "effective-maps": "--text 'The cat sat.' --out {out}.html",
+    "effective-figures": f"--results {RESULTS} --out {{out}}",
     "abc-family": "--out {out}.json",
     "abc-figures": f"--results {RESULTS} --out {{out}}",
     "guidance-patterns": "--out {out}.html",
@@ -40,6 +41,7 @@ ELSEWHERE = {
     "docs": "stale_pages: each page; test_docs.py runs it",
     "wiki-corpus": "prepare_wiki_corpus: articles and stores; test_wiki_corpus.py runs it",
     "value-aware": "reproduce: the rows of its processes",
+    "value-aware-lm": "measure: each mechanism and batch of windows",
     "effective": "run: the rows of its processes",
     "abc-lm": "Part",
     "abc-mt": "Part",
@@ -47,6 +49,7 @@ ELSEWHERE = {
     "abc-mlm": "Part",
     "abc-distill": "Part",
     "guidance": "run_parts: each part",
+    "guidance-arm": "the training loop",
     **dict.fromkeys(("ktiw-data", "ktiw-proxy-rates"), "_read_corpora: each data set"),
     **dict.fromkeys(
         ("ktiw-table2", "ktiw-tau", "ktiw-train", "ktiw-frozen", "ktiw-logreg", "ktiw-optimal"), "the training loop"

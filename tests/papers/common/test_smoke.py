@@ -14,6 +14,7 @@ import pytest
 from attnlab.data import bundled_text
 from papers.__main__ import main
 from papers.common.folders import command_of, experiments_like
+from tests.papers.value_aware.cases import write_language_model
 
 EXPERIMENTS = experiments_like(None)
 SMOKE = [name for name, experiment in EXPERIMENTS.items() if "smoke" in experiment.configs]
@@ -112,6 +113,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for make in (write_wikipedia, write_pairs, write_glue, write_treebank, write_newsgroups):
         make(folder / "data")
     write(folder / "texts.txt", "\n".join(passages(16)) + "\n")
+    write(folder / "wikitext103-test.txt", "\n".join(passages(16)) + "\n")
+    write_language_model(folder / "language-model", ["king", "the", "of"])
     (folder / "papers" / "results").mkdir(parents=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -130,6 +133,8 @@ def test_smoke_runs_from_the_listed_command_to_its_results(
     if name == "truth":
         # The other tasks' models are downloaded; those of recall are trained here.
         words[words.index("--on") + 1 : words.index("--work")] = ["recall:0", "recall:1"]
+    if name == "value-aware-lm":
+        words += ["--model", "language-model"]
     if name in ("wiki-corpus", "value-aware-words"):
         words[words.index("--out") + 1] = f"runs/{name}-smoke"
     assert main([*words, "--config", "smoke"]) == 0, capsys.readouterr().err[-2000:]

@@ -101,6 +101,14 @@ def test_pairs_are_cut_from_the_longer_text(tokenizer: Any) -> None:
     assert batch["labels"].tolist() == [1]
 
 
+def test_padding_has_the_tokenizers_own_id(tokenizer: Any) -> None:
+    """Padding inside V is what the authors' way reads, and MPNet's and RoBERTa's <s> has the id 0."""
+    tokenizer.pad_token = "a"
+    examples = encode([(("the cat",), 1.0)], tokenizer, length=8)
+    assert examples.batch([0], length=6, segments=False, classes=2)["input_ids"].tolist() == [[2, 5, 6, 3, 10, 10]]
+    assert examples.first(1).pad == 10
+
+
 def test_every_epoch_sees_every_example_once() -> None:
     examples = Examples([[2, 5, 3]] * 6, [[0] * 3] * 6, [float(i) for i in range(6)], [("the",)] * 6)
     source = GlueSource(examples, batch_size=2, length=16, segments=False, classes=1, seed=3)

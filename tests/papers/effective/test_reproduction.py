@@ -97,6 +97,35 @@ def test_a_task_from_its_data_to_its_last_table(encoder: Path, glue: Path, tmp_p
     assert number(effective["largest"]) in drawn
 
 
+def test_an_encoder_is_read_as_it_was_pretrained(encoder: Path, glue: Path, tmp_path: Path) -> None:
+    tagger = train_tagger(GOLD).save(tmp_path / "tagger.json")
+    config = EffectiveConfig(
+        data=str(glue), model=str(encoder), tagger=str(tagger), tasks=("RTE",), length=29, dev_limit=3, finetune=False
+    )
+    work = tmp_path / "work"
+    work.mkdir()
+    effective_finetune.run_task("RTE", config, Part(work / "RTE.json", keys=KEYS), work / "run-RTE")
+    result = collect(config, work, ["RTE"])
+    assert result["name"] == "effective-pretrained"
+    assert not (work / "run-RTE").exists()
+    (tmp_path / "effective-pretrained.json").write_text(json.dumps(result))
+    tables = result["tables"]
+    # No row of a fine-tuned model.
+    assert not {"table_2", "finetuning", "scores", "faithfulness"} & set(tables)
+    assert {row["inputs"] for row in tables["identity"]} == {3}
+    row = next(r for r in tables["table_2_pretrained"] if r["attention"] == "effective")
+    assert row["vertical_paper"] == 11.5
+    assert {row["attention"] for row in tables["segments_pretrained"]} == {"standard", "effective", "authors"}
+    assert {row["task"] for row in tables["artefact"]} == {"RTE"}
+    pictures = tmp_path / "pictures"
+    assert main(["effective-figures", "--results", str(tmp_path), "--out", str(pictures)]) == 0
+    drawn = {path.name: path.read_text() for path in pictures.iterdir()}
+    assert set(drawn) == {f"effective-figure-{number}.svg" for number in (1, 4, 5, 6)}
+    # A cell for each of two layers and two heads, in three readings.
+    assert drawn["effective-figure-5.svg"].count("<rect") == 12
+    assert "Figure 6, RTE, to [SEP]: effective, with padding" in drawn["effective-figure-6.svg"]
+
+
 def test_training_has_the_defaults_of_transformers() -> None:
     """The paper says so; issue 20, point 10."""
     import transformers

@@ -1,0 +1,67 @@
+"""Claims of AG on arms that were trained alone and until their curves are flat: papers/results/guidance-arm.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from attnlab.pages.numbers import number
+from papers.common.cells import Cell, Result, cell, rows_of
+from papers.common.claims import Claim, claims_of, everywhere, less, more, unless
+from papers.guidance import PAPER
+from papers.guidance.one_arm_tables import FLAT
+
+__all__ = ["CLAIMS"]
+
+_claim = claims_of("ag-arm", PAPER)
+RESULTS = "guidance-arm"
+MODELS = {"post": "12 layers, post-norm as in the paper", "pre": "12 layers, pre-norm"}
+
+
+def _still_falling(norm: str) -> Callable[[Result], str | None]:
+    """Why the unguided arms cannot decide yet: their curves still fall."""
+
+    def reason(result: Result) -> str | None:
+        rows = [r for r in rows_of(result, "convergence") if r["norm"] == norm and not r["guided"]]
+        falls = [row["fell_at_end"] for row in rows if row.get("fell_at_end") is not None]
+        if not falls or max(falls) <= FLAT:
+            return None
+        return f"the unguided loss still falls by {number(max(falls))} nats in the last tenth of its updates"
+
+    return reason
+
+
+def _of_norm(norm: str, model: str) -> Iterator[Claim]:
+    def ends(column: str, *, guided: bool) -> Cell:
+        return cell("convergence", column, norm=norm, guided=guided)
+
+    def accuracy(task: str, *, guided: bool) -> Cell:
+        return cell("finetuned", "accuracy", norm=norm, task=task, guided=guided)
+
+    flat = _still_falling(norm)
+    yield _claim(
+        f"sooner-{norm}",
+        RESULTS,
+        "Main text, Figure 5",
+        f"The guided model reaches the unguided one's last loss in fewer updates ({model}).",
+        "",
+        unless(flat, less(ends("steps", guided=True), ends("steps", guided=False))),
+    )
+    yield _claim(
+        f"lower-{norm}",
+        RESULTS,
+        "Main text",
+        f"The guided model ends with the lower loss ({model}).",
+        "",
+        unless(flat, less(ends("loss", guided=True), ends("loss", guided=False))),
+    )
+    yield _claim(
+        f"finetuned-{norm}",
+        RESULTS,
+        "Table 9",
+        f"The guided model is more accurate when fine-tuned ({model}).",
+        "",
+        everywhere("finetuned", "task", lambda task: more(accuracy(task, guided=True), accuracy(task, guided=False))),
+    )
+
+
+CLAIMS = tuple(claim for norm, model in MODELS.items() for claim in _of_norm(norm, model))
