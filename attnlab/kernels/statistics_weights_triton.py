@@ -32,7 +32,7 @@ def columns(
     # written: what keys receive; added to: the mass of squares
     Received, Blocks,
     # strides of Q, K, Mask, Bias
-    qb, qh, qn, kb, kh, kn, mb, mh, mq, bb, bh, bq,
+    qb, qh, kb, kh, kn, mb, mh, mq, bb, bh, bq,
     # sizes; rows and columns of squares, their side, and the place of the first query in its square
     H, G, n_q, n_k, offset, scale, n_i, n_j, side, shift,
     # the call
@@ -40,7 +40,8 @@ def columns(
     WHOLE: tl.constexpr, EXACT: tl.constexpr,
     # what is computed
     RECEIVED: tl.constexpr, BLOCKS: tl.constexpr,
-    # tiles: BM keys, BN queries
+    # the stride of queries, known to the compiler as in ``rows``; tiles: BM keys, BN queries
+    QN: tl.constexpr,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
     """What BM keys receive from all queries and from those of each square, query tile by query tile."""
@@ -66,7 +67,7 @@ def columns(
     for lo in range(first, n_q, BN):
         i = lo + tl.arange(0, BN)
         in_q = i < n_q
-        q = load_tile(Q + i[None, :] * qn + d[:, None], in_q[None, :] & in_d[:, None], WHOLE)
+        q = load_tile(Q + i[None, :] * QN + d[:, None], in_q[None, :] & in_d[:, None], WHOLE)
         s = tl.dot(k, q, input_precision=PRECISION)
         s = hide(
             s, Mask, Bias, Lse, i[None, :], j[:, None], seen[:, None], in_q[None, :] & (j < n_k)[:, None], n_q,

@@ -50,6 +50,7 @@ def stream_by_kernel(
         places=None if call.key_visible is None else places(call),
         near=text.own_keys,
         norm_largest=measures.norm,
+        squares=True,
         members=text.members,
         wide_output=measures.removed,
     )
