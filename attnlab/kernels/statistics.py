@@ -45,8 +45,7 @@ SIDE = 64
 # The strides of masks and biases that kernels take.
 PAIR_STRIDES = ("mb", "mh", "mq", "bb", "bh", "bq")
 PASS_STRIDES = ("qb", "qh", "qn", "kb", "kh", "kn", *PAIR_STRIDES)
-COLUMN_STRIDES = ("qb", "qh", "kb", "kh", "kn", *PAIR_STRIDES)
-ROW_STRIDES = ("qb", "qh", "qn", "kb", "kh", "vb", "vh", "ob", "oh", "on", *PAIR_STRIDES)
+ROW_STRIDES = ("qb", "qh", "qn", "kb", "kh", "kn", "vb", "vh", "vn", "ob", "oh", "on", *PAIR_STRIDES)
 # What the first pass writes for each row.
 BY_ROW = ("Lse", "Entropy", "Squares", "Sinks", "Recent", "Distance", "Norm")
 
@@ -145,7 +144,7 @@ def row_statistics(
         sets = torch.empty(b, h, n_q, m, device=q.device)
         kept = _Lists.made(2 if norm_largest else 1, (b, h, n_q, n), n_tiles, q.device)
         pairs = _pairs(call)
-        strides = [t.stride(axis) for t, axes in ((q, 3), (k, 2), (keys.values, 2), (out, 3)) for axis in range(axes)]
+        strides = [s for t in (q, k, keys.values, out) for s in t.stride()[:3]]
         launch(
             rows,
             (triton.cdiv(n_q, tile.rows), b * h, 1),
@@ -158,21 +157,17 @@ def row_statistics(
             dict(zip(ROW_STRIDES, strides + pairs.strides, strict=True)) | _sizes(call)
             | {"recent": recent, "n_sets": m, "tile_mask": tile_mask},
             _row_options(
-                _flags(call, tile, v), (near, norm_largest, squares), (k.stride(2), keys.values.stride(2)), d, e, tile,
-                n, keys.side.shape[-1],
+                _flags(call, tile, v), (near, norm_largest, squares), d, e, tile, n, keys.side.shape[-1]
             ),
         )  # fmt: skip
         if near and call.causal and call.key_visible is None:
             _recent(call, q, k, pairs, by_row["Lse"], by_row["Recent"], recent)
-        best = kept.values
         if q.dtype != torch.float32:
-            best = torch.empty_like(best)
             made_of = _scores_of(call, q, k, pairs, tile)
-            largest_in_tiles(made_of, kept.values, kept.counts, by_row["Lse"], keys.log_norms, best, kept.places)
-    lists = [t[..., :largest] for pair in zip(best, kept.places, strict=True) for t in pair]
-    if not squares:
-        by_row["Squares"] = None
-    return RowStatistics._make([out, *by_row.values(), sets, *lists, *([None] * (4 - len(lists)))])
+            largest_in_tiles(made_of, kept.values, kept.places, kept.counts, by_row["Lse"], keys.log_norms)
+    lists = [t[..., :largest] for pair in zip(kept.values, kept.places, strict=True) for t in pair]
+    made = RowStatistics._make([out, *by_row.values(), sets, *lists, *([None] * (4 - len(lists)))])
+    return made if squares else made._replace(sum_of_squares=None)
 
 
 def column_statistics(
@@ -190,19 +185,18 @@ def column_statistics(
     tile = _tile(COLUMN_TILE, q)
     if block and (side % tile.rows or side % tile.keys or shift % tile.keys):
         tile = _tile(SMALL_COLUMN_TILE, q)
-    strides = [q.stride(0), q.stride(1), *k.stride()[:3], *pairs.strides]
+    strides = [*q.stride()[:3], *k.stride()[:3], *pairs.strides]
     with torch.cuda.device_of(q):
         launch(
             columns,
             (triton.cdiv(n_k, tile.rows), b * h, 1),
             {"Q": q, "K": k, **pairs.hidden, "Lse": lse, "Received": sums, "Blocks": blocks},
-            dict(zip(COLUMN_STRIDES, strides, strict=True))
+            dict(zip(PASS_STRIDES, strides, strict=True))
             | _sizes(call)
             | {"n_i": n_i, "n_j": n_j, "side": side, "shift": shift},
             _column_options(
                 _flags(call, tile._replace(rows=tile.keys, keys=tile.rows), q),
                 (received, block > 0),
-                q.stride(2),
                 d,
                 tile,
             ),
@@ -349,20 +343,20 @@ FLAGS = ("CAUSAL", "PADDED", "MASKED", "BIASED", "CUT", "WHOLE", "EXACT")
 
 @functools.cache
 def _row_options(
-    flags: tuple[bool, ...], asked: tuple[bool, ...], strides: tuple[int, int], d: int, e: int, tile: Tile, n: int,
+    flags: tuple[bool, ...], asked: tuple[bool, ...], d: int, e: int, tile: Tile, n: int,
     width: int,
 ) -> Options:  # fmt: skip
     named = dict(zip((*FLAGS, "NEAR", "NORM", "SQUARES"), (*flags, *asked), strict=True))
-    widths = {"KN": strides[0], "VN": strides[1], "D": d, "E": e, "BD": _width(d), "BE": _width(e)}
+    widths = {"D": d, "E": e, "BD": _width(d), "BE": _width(e)}
     return _options(named | widths, tile, {"N": n, "MS": width})
 
 
 @functools.cache
 def _column_options(
-    flags: tuple[bool, ...], asked: tuple[bool, bool], stride: int, d: int, tile: Tile
+    flags: tuple[bool, ...], asked: tuple[bool, bool], d: int, tile: Tile
 ) -> Options:  # fmt: skip
     named = dict(zip((*FLAGS, "RECEIVED", "BLOCKS"), (*flags, *asked), strict=True))
-    return _options(named | {"QN": stride, "D": d, "BD": _width(d)}, tile, {})
+    return _options(named | {"D": d, "BD": _width(d)}, tile, {})
 
 
 @functools.cache

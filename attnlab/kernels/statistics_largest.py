@@ -14,14 +14,14 @@ from attnlab.shapes import Float, Int
 
 __all__ = ["PAIR_TILE", "PairTile", "Scored", "largest_in_tiles"]
 
-# Candidates held at once, 64 MiB of them.
-MOST_CANDIDATES = 1 << 24
+# Candidates held at once, 32 MiB of them, which a large cache holds.
+MOST_CANDIDATES = 1 << 23
 # Pairs of a program that orders them, and rows of one that chooses, a thread each.
 BLOCK, CHOSEN_ROWS = 1024, 64
 
 
 class PairTile(NamedTuple):
-    """Pairs that are scored at once, warps, stages, and the most registers of a thread; 0 leaves that to the compiler."""
+    """Pairs that are scored at once, warps, stages, and the most registers of a thread (0: as the compiler likes)."""
 
     pairs: int
     warps: int
@@ -44,28 +44,35 @@ class Scored(NamedTuple):
 def largest_in_tiles(
     made_of: Scored,
     tiles: Float[Tensor, "r b h q n"],
+    places: Int[Tensor, "r b h q n"],
     counts: Int[Tensor, "r b h t"],
     lse: Float[Tensor, "b h q"],
     log_norms: Float[Tensor, "b g k"],
-    largest: Float[Tensor, "r b h q n"],
-    places: Int[Tensor, "r b h q n"],
 ) -> None:
     """The n largest weights of each row, from its n tiles with the largest scores, and their keys.
 
-    ``places`` come with the rank of each row among those of a tile, which ``counts`` counts; they and ``largest`` are
-    written. In a second ranking weights are times lengths of values.
+    They take the place of the ``tiles``, and of the rank of each row among those of a tile, which ``counts`` counts.
+    In a second ranking weights are times lengths of values.
     """
     rankings, b, h, n_q, n = tiles.shape
     heads, lists, n_tiles = b * h, rankings * b * h, counts.shape[-1] - 1
     numbers: Numbers = {"n_tiles": n_tiles, "tile_mask": triton.next_power_of_2(n_tiles) - 1}
-    order = _order(tiles, counts, places, numbers)
+    ends = counts.cumsum(-1, dtype=torch.int32)
     # As many lists at once as there is room for, and about as many each time.
     at_once = triton.cdiv(lists, triton.cdiv(lists, max(1, MOST_CANDIDATES // (n_q * n * n))))
     candidates = torch.empty(at_once, n_q, n, n, device=tiles.device)
+    order = torch.empty(at_once, n_q * n, dtype=torch.int64, device=tiles.device)
     sizes, tile = {"BN": made_of.keys, "N": n}, PAIR_TILE
     flags = made_of.flags | {"NORM": rankings > 1, "BM": tile.pairs}
     for first in range(0, lists, at_once):
         count = min(at_once, lists - first)
+        launch(
+            ordered,
+            (triton.cdiv(n_q * n, BLOCK), count, 1),
+            {"Tiles": tiles, "Ends": ends, "Counts": counts, "Ranks": places, "Order": order},
+            {"pairs": n_q * n, **numbers, "first_list": first},
+            _options({"BLOCK": BLOCK}, 4),
+        )
         launch(
             scored,
             (triton.cdiv(n_q * n, tile.pairs), count, 1),
@@ -76,23 +83,10 @@ def largest_in_tiles(
         launch(
             chosen,
             (triton.cdiv(n_q, CHOSEN_ROWS), count, 1),
-            {"Candidates": candidates, "Tiles": tiles, "Lse": lse, "Largest": largest, "Places": places},
+            {"Candidates": candidates, "Lse": lse, "Tiles": tiles, "Places": places},
             {"n_q": n_q, "heads": heads, "scale": made_of.numbers["scale"], **numbers, "first_list": first},
             _options({"BM": CHOSEN_ROWS} | sizes, max(1, CHOSEN_ROWS // 32)),
         )
-
-
-def _order(
-    tiles: Float[Tensor, "r b h q n"], counts: Int[Tensor, "r b h t"], ranks: Int[Tensor, "r b h q n"], numbers: Numbers
-) -> Int[Tensor, "r b h q n"]:
-    """The pairs of each list in the order of their tiles, with these."""
-    pairs = tiles.shape[3] * tiles.shape[4]
-    order = torch.empty(tiles.shape, dtype=torch.int64, device=tiles.device)
-    ends = counts.cumsum(-1, dtype=torch.int32)
-    named: Tensors = {"Tiles": tiles, "Ends": ends, "Counts": counts, "Ranks": ranks, "Order": order}
-    grid = (triton.cdiv(pairs, BLOCK), tiles.numel() // pairs, 1)
-    launch(ordered, grid, named, {"pairs": pairs, **numbers}, _options({"BLOCK": BLOCK}, 4))
-    return order
 
 
 # A launch is remembered under the very same options.

@@ -17,16 +17,17 @@ __all__ = ["chosen", "ordered", "scored"]
 
 
 @triton.jit
-def ordered(Tiles, Ends, Counts, Ranks, Order, pairs, n_tiles, tile_mask, BLOCK: tl.constexpr):
+def ordered(Tiles, Ends, Counts, Ranks, Order, pairs, n_tiles, tile_mask, first_list, BLOCK: tl.constexpr):
     """The pairs of each list in the order of their tiles: the tile in the upper half of a number, the pair below."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < pairs
-    first_pair = tl.program_id(1).to(tl.int64) * pairs
+    number = first_list + tl.program_id(1).to(tl.int64)
+    first_pair = number * pairs
     tile = tile_of(tl.load(Tiles + first_pair + at, mask=inside, other=EMPTY), n_tiles, tile_mask)
-    cell = tl.program_id(1) * (n_tiles + 1) + tile
+    cell = number * (n_tiles + 1) + tile
     first = tl.load(Ends + cell, mask=inside, other=0) - tl.load(Counts + cell, mask=inside, other=0)
     to = first + tl.load(Ranks + first_pair + at, mask=inside, other=0)
-    tl.store(Order + first_pair + to, (tile.to(tl.int64) << 32) | at, mask=inside)
+    tl.store(Order + tl.program_id(1).to(tl.int64) * pairs + to, (tile.to(tl.int64) << 32) | at, mask=inside)
 
 
 @triton.jit
@@ -68,7 +69,7 @@ def scored(
     g = h // (H // G)
     pairs = n_q * N
     Tiles += number * pairs
-    Order += number * pairs
+    Order += tl.program_id(1).to(tl.int64) * pairs
     Candidates += tl.program_id(1).to(tl.int64) * pairs * N
     K += b * kb + g * kh
     LogNorms += (b * G + g) * n_k
@@ -111,7 +112,9 @@ def scored(
 
 @triton.jit
 def chosen(
-    Candidates, Tiles, Lse, Largest, Places, n_q, heads, scale, n_tiles, tile_mask, first_list,
+    # the scores of pairs, log2 of sums; weights and keys take the place of tiles and ranks
+    Candidates, Lse, Tiles, Places,
+    n_q, heads, scale, n_tiles, tile_mask, first_list,
     BM: tl.constexpr, BN: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """The N largest of the scores of each row's tiles as weights, and their keys; -1 for none.
@@ -134,5 +137,5 @@ def chosen(
             best, at = insert(best, at, s, first_key + (s.to(tl.int32, bitcast=True) & (BN - 1)), N)
     for r in tl.static_range(N):
         weight = tl.exp2(best[r] * (scale * LOG2E) - lse)
-        tl.store(Largest + row * N + r, weight, mask=inside)
+        tl.store(Tiles + row * N + r, weight, mask=inside)
         tl.store(Places + row * N + r, tl.where(weight > 0, at[r], -1), mask=inside)

@@ -148,6 +148,7 @@ def _keep(s, top, j, number, best, at, tile_mask, EXACT: tl.constexpr, N: tl.con
 
 @triton.jit
 def empty_list(BM: tl.constexpr, N: tl.constexpr):
+    """Rows' largest numbers before the first, and their places."""
     best, at = (), ()
     for _ in tl.static_range(N):
         best = best + (tl.full([BM], EMPTY, tl.float32),)  # noqa: RUF005
@@ -267,7 +268,7 @@ def rows(
     # added to: how many rows have kept a tile, for each list of tiles
     Counts,
     # strides of Q, K, V, Out, Mask, Bias
-    qb, qh, qn, kb, kh, vb, vh, ob, oh, on, mb, mh, mq, bb, bh, bq,
+    qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on, mb, mh, mq, bb, bh, bq,
     # sizes; how many keys are recent, how many sets there are, and the bits of a score that hold a tile's number
     H, G, n_q, n_k, offset, scale, recent, n_sets, tile_mask,
     # the call
@@ -276,8 +277,7 @@ def rows(
     # what is computed: distances (queries stand among the keys), the largest weights times lengths of values, sums of
     # squares
     NEAR: tl.constexpr, NORM: tl.constexpr, SQUARES: tl.constexpr,
-    # strides of keys and values, known to the compiler so that a tile's addresses are one and constants; tiles
-    KN: tl.constexpr, VN: tl.constexpr,
+    # tiles
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     FOLD: tl.constexpr, N: tl.constexpr, MS: tl.constexpr,
 ):  # fmt: skip
@@ -320,10 +320,10 @@ def rows(
         lo = (tiles - 1 - t) * BN
         j = lo + tl.arange(0, BN)
         s, seen = scores(
-            q, K, Visible, Mask, Bias, Reach, b, i, j, d, in_q, in_d, n_q, n_k, KN, mq, bq, offset, scale,
+            q, K, Visible, Mask, Bias, Reach, b, i, j, d, in_q, in_d, n_q, n_k, kn, mq, bq, offset, scale,
             lo >= edge, CAUSAL, PADDED, MASKED, BIASED, CUT, WHOLE, PRECISION,
         )  # fmt: skip
-        v = load_tile(V + j[:, None] * VN + e[None, :], seen[:, None] & in_e[None, :], WHOLE)
+        v = load_tile(V + j[:, None] * vn + e[None, :], seen[:, None] & in_e[None, :], WHOLE)
         side = load_tile(Side + j[:, None] * MS + tl.arange(0, MS)[None, :], (j < n_k)[:, None], WHOLE)
         highest = tl.max(s, 1)
         new = tl.maximum(top, highest)

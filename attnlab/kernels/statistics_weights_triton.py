@@ -32,7 +32,7 @@ def columns(
     # written: what keys receive; added to: the mass of squares
     Received, Blocks,
     # strides of Q, K, Mask, Bias
-    qb, qh, kb, kh, kn, mb, mh, mq, bb, bh, bq,
+    qb, qh, qn, kb, kh, kn, mb, mh, mq, bb, bh, bq,
     # sizes; rows and columns of squares, their side, and the place of the first query in its square
     H, G, n_q, n_k, offset, scale, n_i, n_j, side, shift,
     # the call
@@ -40,8 +40,7 @@ def columns(
     WHOLE: tl.constexpr, EXACT: tl.constexpr,
     # what is computed
     RECEIVED: tl.constexpr, BLOCKS: tl.constexpr,
-    # the stride of queries, known to the compiler as in ``rows``; tiles: BM keys, BN queries
-    QN: tl.constexpr,
+    # tiles: BM keys, BN queries
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
     """What BM keys receive from all queries and from those of each square, query tile by query tile."""
@@ -63,11 +62,14 @@ def columns(
     if CAUSAL:
         first = tl.minimum(tl.maximum(start - offset, 0) // BN * BN, n_q)
         edge = tl.minimum(tl.cdiv(tl.maximum(start + BM - 1 - offset, 0), BN) * BN, n_q)
+    # The row of squares, and the first query of the next: tiles divide squares.
+    square_row = (first + shift) // side
+    following = (square_row + 1) * side - shift
     received = tl.zeros([BM, FOLD], tl.float32)
     for lo in range(first, n_q, BN):
         i = lo + tl.arange(0, BN)
         in_q = i < n_q
-        q = load_tile(Q + i[None, :] * QN + d[:, None], in_q[None, :] & in_d[:, None], WHOLE)
+        q = load_tile(Q + i[None, :] * qn + d[:, None], in_q[None, :] & in_d[:, None], WHOLE)
         s = tl.dot(k, q, input_precision=PRECISION)
         s = hide(
             s, Mask, Bias, Lse, i[None, :], j[:, None], seen[:, None], in_q[None, :] & (j < n_k)[:, None], n_q,
@@ -77,7 +79,10 @@ def columns(
         given = fold(tl.exp2(s * c - lse[None, :]), BM, BN, FOLD)
         received += given
         if BLOCKS:
-            square = Blocks + (head * n_i + (lo + shift) // side) * n_j + start // side
+            beyond = (lo >= following).to(tl.int32)
+            square_row += beyond
+            following += beyond * side
+            square = Blocks + (head * n_i + square_row) * n_j + start // side
             _add_to_square(square, given, BM, FOLD)
     if RECEIVED:
         tl.store(Received + head * n_k + j, tl.sum(received, 1), mask=j < n_k)
