@@ -100,10 +100,8 @@ def scored(
             q, K, Visible, Mask, Bias, Reach, b, i, j, d, inside, in_d, n_q, n_k, kn, mq, bq, offset, scale,
             t * BN + BN - 1 > reach, CAUSAL, PADDED, MASKED, BIASED, CUT, False, "tf32",
         )  # fmt: skip
-        # The first is known when the kernel is compiled.
-        if NORM:  # noqa: SIM102
-            if number >= heads:
-                s += tl.load(LogNorms + j, mask=seen, other=0.0)[None, :]
+        if NORM:
+            s += tl.load(LogNorms + j, mask=seen & (number >= heads), other=0.0)[None, :]
         s = ((s.to(tl.int32, bitcast=True) & -BN) | tl.arange(0, BN)[None, :]).to(tl.float32, bitcast=True)
         own = inside & (tile == t)
         kept = _largest(s, tl.max(s, 1), own, room, floor, tl.full([BM, N], HIDDEN, tl.float32), 0, N)
