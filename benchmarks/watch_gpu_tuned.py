@@ -98,18 +98,24 @@ def sound() -> tuple[list[int], list[int]]:
         for name, log in logs.items():
             with log.open("w") as file:
                 started[name] = subprocess.Popen([sys.executable, __file__, "--try", name], stdout=file, stderr=file)
-        while any(p.poll() is None for p in started.values()) and time.time() - begin < PATIENCE:
-            time.sleep(0.2)
+        end_all(list(started.values()), begin + PATIENCE)
         for name, process in started.items():
-            if process.poll() is None:
-                process.kill()
-            process.wait()
             said = logs[name].read_text().strip()
             print(name, process.returncode, said[-300:], flush=True)
             if name not in ("errors", "times"):
                 kept[name] = process.returncode == 0 and float(said.splitlines()[-1]) < LARGEST_ERROR
     print(f"tried in {time.time() - begin:.0f} s", flush=True)
     return [i for i, name in enumerate(tiles) if kept[name]], [i for i, name in enumerate(pairs) if kept[name]]
+
+
+def end_all(processes: list[subprocess.Popen[bytes]], end: float) -> None:
+    """Wait for processes until ``end``, and end those that take longer."""
+    while any(p.poll() is None for p in processes) and time.time() < end:
+        time.sleep(0.2)
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
 
 
 def floors() -> Iterator[Row]:

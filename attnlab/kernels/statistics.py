@@ -140,10 +140,13 @@ def row_statistics(
         # Laid out as (b, n, h, e), as the linear map after attention reads it.
         out = torch.empty(b, n_q, h, e, dtype=torch.float32 if wide_output else q.dtype, device=q.device)
         out = out.transpose(1, 2)
-        by_row = dict(zip(BY_ROW, torch.empty(len(BY_ROW), b, h, n_q, device=q.device).unbind(), strict=True))
+        by_row = dict(zip(BY_ROW, _numbers_of_rows(len(BY_ROW), b, h, n_q, q.device), strict=True))
         sets = torch.empty(b, h, n_q, m, device=q.device)
         kept = _Lists.made(2 if norm_largest else 1, (b, h, n_q, n), n_tiles, q.device)
         pairs = _pairs(call)
+        # The last key that causality shows each query.
+        reach = torch.arange(call.offset, call.offset + n_q, dtype=torch.int32, device=q.device)
+        pairs = pairs._replace(tensors=pairs.tensors | {"Reach": reach})
         strides = [s for t in (q, k, keys.values, out) for s in t.stride()[:3]]
         launch(
             rows,
@@ -190,7 +193,7 @@ def column_statistics(
         launch(
             columns,
             (triton.cdiv(n_k, tile.rows), b * h, 1),
-            {"Q": q, "K": k, **pairs.hidden, "Lse": lse, "Received": sums, "Blocks": blocks},
+            {"Q": q, "K": k, **pairs.tensors, "Lse": lse, "Received": sums, "Blocks": blocks},
             dict(zip(PASS_STRIDES, strides, strict=True))
             | _sizes(call)
             | {"n_i": n_i, "n_j": n_j, "side": side, "shift": shift},
@@ -241,6 +244,13 @@ def _prepare(call: AttentionCall, v: Tensor, key_places: Tensor, members: Tensor
     return _Keys(values, side, log_norms, unit)
 
 
+def _numbers_of_rows(count: int, b: int, h: int, n_q: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Room for so many numbers of each row in one piece of memory, each aligned as direct launches need it."""
+    each = triton.cdiv(b * h * n_q, 4) * 4
+    room = torch.empty(count * each, device=device)
+    return room.as_strided((count, b, h, n_q), (each, h * n_q, n_q, 1)).unbind()
+
+
 class _Lists(NamedTuple):
     """Room for the largest weights and their keys; in half precision for tiles, ranks, and how many rows have a tile.
 
@@ -262,13 +272,8 @@ class _Lists(NamedTuple):
 class _Pairs(NamedTuple):
     """What hides pairs and is added to them, by name (any tensor where there is none), and strides of mask and bias."""
 
-    hidden: dict[str, Tensor]
-    reach: Int[Tensor, " q"]
+    tensors: dict[str, Tensor]
     strides: list[int]
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        return self.hidden | {"Reach": self.reach}
 
 
 def _scores_of(call: AttentionCall, q: Tensor, k: Tensor, pairs: _Pairs, tile: Tile) -> Scored:
@@ -303,18 +308,15 @@ def _rows_contiguous(*tensors: Tensor) -> list[Tensor]:
 
 
 def _pairs(call: AttentionCall) -> _Pairs:
-    n_q, n_k = call.q.shape[2], call.k.shape[2]
-    hidden, strides = {"Visible": call.q if call.key_visible is None else call.key_visible.contiguous()}, []
+    tensors, strides = {"Visible": call.q if call.key_visible is None else call.key_visible.contiguous()}, []
     for name, t in (("Mask", call.mask), ("Bias", call.bias)):
-        t = None if t is None else t.expand(*t.shape[:2], n_q, n_k)
+        t = None if t is None else t.expand(*t.shape[:2], call.q.shape[2], call.k.shape[2])
         if t is not None and t.stride(-1) != 1:
             t = t.contiguous()
-        hidden[name] = call.q if t is None else t
+        tensors[name] = call.q if t is None else t
         # An axis of length 1 is that of all texts or heads.
         strides += [0, 0, 0] if t is None else [0 if t.shape[a] == 1 else t.stride(a) for a in (0, 1)] + [t.stride(2)]
-    # The last key that causality shows each query.
-    reach = torch.arange(call.offset, call.offset + n_q, dtype=torch.int32, device=call.q.device)
-    return _Pairs(hidden, reach, strides)
+    return _Pairs(tensors, strides)
 
 
 def _tile(tiles: dict[int, Tile], *tensors: Tensor) -> Tile:

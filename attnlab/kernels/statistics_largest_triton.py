@@ -16,7 +16,7 @@ from attnlab.kernels.statistics_triton import EMPTY, HIDDEN, LOG2E, empty_list, 
 __all__ = ["chosen", "ordered", "scored"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_list"])
 def ordered(Tiles, Ends, Counts, Ranks, Order, pairs, n_tiles, tile_mask, first_list, BLOCK: tl.constexpr):
     """The pairs of each list in the order of their tiles: the tile in the upper half of a number, the pair below."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -45,7 +45,7 @@ def _largest(s, top, wanted, room, floor, kept, ROUND: tl.constexpr, N: tl.const
     return kept
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_list"])
 def scored(
     Q, K, Visible, Mask, Bias, Reach, LogNorms,
     # the tiles of rows, pairs in the order of tiles; written: the largest scores of each pair
@@ -108,7 +108,7 @@ def scored(
         tl.store(Candidates + pair.to(tl.int64)[:, None] * N + column[None, :], kept, mask=own[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_list"])
 def chosen(
     # the scores of pairs, log2 of sums; weights and keys take the place of tiles and ranks
     Candidates, Lse, Tiles, Places,
