@@ -78,6 +78,7 @@ def warm(what: str) -> None:
         call, text = watch_gpu.made(shape, "cuda", torch.bfloat16)
         stream_by_kernel(call, Measures(block=256), text)
         watch_gpu._first_pass(call, text, sets=True)()
+        watch_gpu._first_pass(call, text, squares=True)()
         watch_gpu._first_pass(call, text, norm_largest=True)()
 
 
