@@ -46,14 +46,17 @@ TINY = (Shape(1, 2, 1, 70, 16),)
 DENSE = 4096
 # Columns of ``times`` that the summary has.
 IN_SUMMARY = ("rows", "rows ranked by lengths", "keys and squares", "removed share", "everything")
-# By the width of a head: rows, keys, warps, stages, numbers that a sum is kept as, registers of a thread (0: any).
+# By the pass and the width of a head: rows, keys, warps, stages, numbers that a sum is kept as, registers of a thread
+# (0: any). A tile of the first pass serves both rankings.
+ROWS, RANKED, COLUMNS = PASSES = "rows", "rows ranked by lengths", "columns"
 TILES = {
-    64: (
-        (64, 64, 4, 3, 8, 0), (64, 64, 4, 3, 8, 168), (64, 64, 4, 2, 8, 168), (64, 64, 4, 3, 1, 168),
-        (64, 128, 4, 2, 8, 0), (64, 128, 4, 2, 1, 0), (128, 128, 8, 2, 8, 0), (128, 64, 8, 3, 8, 0),
-        (128, 64, 8, 2, 8, 128), (64, 128, 4, 3, 8, 0), (128, 128, 4, 2, 8, 0),
+    (ROWS, 64): (
+        (64, 128, 4, 2, 1, 0), (64, 128, 4, 2, 8, 0), (64, 64, 4, 3, 1, 168), (64, 64, 4, 3, 8, 168),
+        (128, 64, 8, 2, 1, 128),
     ),
-    128: ((64, 64, 4, 2, 8, 0), (128, 64, 8, 2, 8, 0), (64, 32, 4, 3, 8, 168)),
+    (COLUMNS, 64): ((64, 128, 4, 3, 8, 0), (64, 128, 4, 2, 8, 128), (64, 64, 4, 3, 8, 96), (128, 128, 4, 2, 8, 0)),
+    (ROWS, 128): ((64, 64, 4, 2, 8, 0), (64, 32, 4, 3, 8, 168)),
+    (COLUMNS, 128): ((64, 64, 4, 2, 8, 0), (64, 64, 4, 3, 8, 0)),
 }  # fmt: skip
 
 
@@ -100,10 +103,12 @@ def times(shapes: tuple[Shape, ...], device: str) -> Iterator[Row]:
         call, text = made(shape, device, torch.bfloat16)
         exact = layer_ms(partial(sdpa, call.q, call.k, call.v, is_causal=True, enable_gqa=True))
         first = _first_pass(call, text)
-        row = first()
+        row = _first_pass(call, text, squares=True)()
+        assert row.sum_of_squares is not None
         second = partial(statistics.column_statistics, call, row.lse, received=True, block=256, first=0)
         timed = {
             "rows": layer_ms(first),
+            "rows and squares": layer_ms(_first_pass(call, text, squares=True)),
             "rows and sets": layer_ms(_first_pass(call, text, sets=True)),
             "rows ranked by lengths": layer_ms(_first_pass(call, text, norm_largest=True)),
             "keys and squares": layer_ms(second),
@@ -124,12 +129,12 @@ def summary(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def _first_pass(
-    call: al.AttentionCall, text: Text, *, sets: bool = False, norm_largest: bool = False
+    call: al.AttentionCall, text: Text, *, sets: bool = False, norm_largest: bool = False, squares: bool = False
 ) -> Callable[[], statistics.RowStatistics]:
     members = text.members if sets else text.members[..., :0]
     return partial(
         statistics.row_statistics, call, largest=8, sinks=4, recent=64, places=None, near=True,
-        norm_largest=norm_largest, members=members, wide_output=True,
+        norm_largest=norm_largest, squares=squares, members=members, wide_output=True,
     )  # fmt: skip
 
 
@@ -143,37 +148,39 @@ def tiles(shapes: tuple[Shape, ...], device: str) -> Iterator[Row]:
     """Both passes with other tiles, at the longest text of each width."""
     for shape in (shapes[0], shapes[-1]):
         call, text = made(shape, device, torch.bfloat16)
-        for tile in TILES[shape.D]:
-            yield {"D": shape.D} | dict(zip(statistics.Tile._fields, tile, strict=True)) | _tile_ms(call, text, tile)
+        for name in (ROWS, COLUMNS):
+            for tile in TILES[name, shape.D]:
+                yield tile_row(call, text, name, tile)
 
 
-def _tile_ms(call: al.AttentionCall, text: Text, tile: tuple[int, ...]) -> Row:
-    """The passes with one tile; what does not compile has no time."""
+def tile_row(call: al.AttentionCall, text: Text, name: str, tile: tuple[int, ...]) -> Row:
+    """The times of a pass with one tile; what does not compile has no time."""
     kinds = (statistics.ROW_TILE, statistics.RANKED_ROW_TILE, statistics.COLUMN_TILE)
     own, width = [dict(kept) for kept in kinds], 64 if call.q.shape[-1] <= 64 else 128
     # The time of the second pass does not depend on these numbers.
     lse = torch.full(call.q.shape[:3], 10.0, device=call.q.device)
     jobs: dict[str, Callable[[], Any]] = {
-        "rows": _first_pass(call, text),
-        "rows ranked by lengths": _first_pass(call, text, norm_largest=True),
-        "columns": partial(statistics.column_statistics, call, lse, received=True, block=256, first=0),
+        ROWS: _first_pass(call, text),
+        RANKED: _first_pass(call, text, norm_largest=True, squares=True),
+        COLUMNS: partial(statistics.column_statistics, call, lse, received=True, block=256, first=0),
     }
-    timed = {}
+    timed: Row = {"D": width, **dict(zip(statistics.Tile._fields, tile, strict=True))}
+    jobs = {kind: job for kind, job in jobs.items() if (kind == COLUMNS) == (name == COLUMNS)}
     for kept in kinds:
         kept[width] = statistics.Tile(*tile)
-    for name, job in jobs.items():
+    for kind, job in jobs.items():
         try:
-            timed[f"{name} ms"] = layer_ms(job, 3)
+            timed[f"{kind} ms"] = layer_ms(job, 3)
         except Exception as error:
-            timed[f"{name} ms"] = float("inf")
-            print(tile, name, type(error).__name__, str(error)[:200])
+            timed[f"{kind} ms"] = float("inf")
+            print(tile, kind, type(error).__name__, str(error)[:200])
     for kept, before in zip(kinds, own, strict=True):
         kept.update(before)
     return timed
 
 
 def _kernel_us(job: Callable[[], Any], repeats: int = 5) -> dict[str, float]:
-    """The mean time of each kernel of a call that takes over 20 us."""
+    """The mean time of each kernel of a call that takes over 5 us."""
     from torch.profiler import ProfilerActivity, profile
 
     job()
@@ -182,15 +189,20 @@ def _kernel_us(job: Callable[[], Any], repeats: int = 5) -> dict[str, float]:
         for _ in range(repeats):
             job()
         torch.cuda.synchronize()
-    spent = {event.key[:24]: event.device_time_total / repeats for event in profiled.key_averages()}
-    return {name: us for name, us in sorted(spent.items(), key=lambda item: -item[1]) if us > 20}
+    spent: dict[str, float] = {}
+    for event in profiled.key_averages():
+        # Several kernels of torch begin with the same words.
+        name = event.key.removeprefix("void ").removeprefix("at::native::").removeprefix("(anonymous namespace)::")[:24]
+        spent[name] = spent.get(name, 0) + event.device_time_total / repeats
+    return {name: us for name, us in sorted(spent.items(), key=lambda item: -item[1]) if us > 5}
 
 
 def parts(shapes: tuple[Shape, ...], device: str) -> Iterator[Row]:
     """The kernels of everything, and of the removed share, at each shape."""
     for shape in shapes:
         call, text = made(shape, device, torch.bfloat16)
-        row = _first_pass(call, text)()
+        row = _first_pass(call, text, squares=True)()
+        assert row.sum_of_squares is not None
         jobs: dict[str, Callable[[], Any]] = {
             "everything": partial(stream_by_kernel, call, Measures(block=256), text),
             "removed": partial(removed_in, call, row.output, row.sum_of_squares),

@@ -2,13 +2,12 @@
 
 python benchmarks/watch_gpu_tuned.py [--write benchmarks/results/watch_gpu.json]. Every tile is first compiled, run and
 compared with rows in PyTorch by a process of its own, so that one that faults is only left out. 100 s on 16 cores.
-What was chosen is a table of the file; it becomes the default by hand (``ROW_TILE`` and others).
+What was chosen is a table of the file; it becomes the default by hand (``ROW_TILE``, ``PAIR_TILE`` and others).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -27,24 +26,42 @@ from storing import make_results, write_results
 import attnlab as al
 from attnlab.kernels import statistics
 from attnlab.kernels import statistics_largest as of_tiles
-from attnlab.linalg.streaming import Measures, stream_rows
+from attnlab.linalg import removed_share
+from attnlab.linalg.streaming import Measures, Text, stream_rows
 from attnlab.linalg.streaming_gpu import stream_by_kernel
 
-ALL = [(width, tile) for width, tiles in watch_gpu.TILES.items() for tile in tiles]
+ALL = [(name, width, tile) for (name, width), tiles in watch_gpu.TILES.items() for tile in tiles]
 SHAPES = {shape.D: shape for shape in (watch_gpu.SHAPES[-1], watch_gpu.SHAPES[0])}
-KINDS = {"rows": "ROW_TILE", "rows ranked by lengths": "RANKED_ROW_TILE", "columns": "COLUMN_TILE"}
-# Pairs of a row and a tile that are scored at once, and warps.
-PAIRS = ((64, 4), (128, 4), (64, 2), (32, 4))
+KINDS = dict(zip(watch_gpu.PASSES, ("ROW_TILE", "RANKED_ROW_TILE", "COLUMN_TILE"), strict=True))
+# Pairs of a row and a tile that are scored at once, warps, stages, registers of a thread.
+PAIRS = ((64, 4, 1, 128), (64, 4, 1, 0), (64, 8, 1, 0), (32, 4, 1, 0), (64, 4, 2, 128))
 FLOORS = ((64, 64, 4, 3), (128, 128, 8, 2))
 # A process that takes longer is ended, and an error beyond this is a fault.
-PATIENCE, LARGEST_ERROR = 75, 1e-2
+PATIENCE, LARGEST_ERROR = 60, 1e-2
 
 
-def check(number: int) -> float:
-    """Compile and run a tile; the largest error of its statistics."""
-    width, tile = ALL[number]
-    watch_gpu._tile_ms(*watch_gpu.made(SHAPES[width], "cuda", torch.bfloat16), tile)
-    use(dict.fromkeys(KINDS, tile), width)
+def check_tile(number: int) -> float:
+    """Compile and run a tile; the largest error of the statistics that are made with it."""
+    name, width, tile = ALL[number]
+    watch_gpu.tile_row(*watch_gpu.made(SHAPES[width], "cuda", torch.bfloat16), name, tile)
+    use(name, tile, width)
+    return largest_error(width)
+
+
+def check_pairs(number: int) -> float:
+    """Compile and run a way to score pairs, with tiles of 128 and of 64 keys; the largest error."""
+    of_tiles.PAIR_TILE = of_tiles.PairTile(*PAIRS[number])
+    call, text = watch_gpu.made(SHAPES[64], "cuda", torch.bfloat16)
+    errors = []
+    for keys in (128, 64):
+        use(watch_gpu.ROWS, next(t for n, w, t in ALL if (n, w, t[1]) == (watch_gpu.ROWS, 64, keys)), 64)
+        for norm_largest in (False, True):
+            watch_gpu._first_pass(call, text, norm_largest=norm_largest, squares=norm_largest)()
+        errors.append(largest_error(64))
+    return max(errors)
+
+
+def largest_error(width: int) -> float:
     call, text = watch_gpu.made(SHAPES[width]._replace(T=2048), "cuda", torch.bfloat16)
     measures = Measures(block=128)
     actual, _ = stream_by_kernel(call, measures, text)
@@ -61,34 +78,45 @@ def warm(what: str) -> None:
         call, text = watch_gpu.made(shape, "cuda", torch.bfloat16)
         stream_by_kernel(call, Measures(block=256), text)
         watch_gpu._first_pass(call, text, sets=True)()
+        watch_gpu._first_pass(call, text, squares=True)()
+        watch_gpu._first_pass(call, text, norm_largest=True)()
 
 
-def use(tiles: dict[str, tuple[int, ...]], width: int) -> None:
-    for kind, tile in tiles.items():
+def use(name: str, tile: tuple[int, ...], width: int) -> None:
+    """A tile for a pass; one of the first pass for both rankings."""
+    names = [name] if name != watch_gpu.ROWS else [watch_gpu.ROWS, watch_gpu.RANKED]
+    for kind in names:
         getattr(statistics, KINDS[kind])[width] = statistics.Tile(*tile)
 
 
-def sound() -> list[int]:
-    """The tiles that compile, run and are right, each tried by a process of its own."""
-    names, begin = ["errors", "times", *map(str, range(len(ALL)))], time.time()
+def sound() -> tuple[list[int], list[int]]:
+    """The tiles and the ways to score pairs that compile, run and are right, each tried by a process of its own."""
+    tiles, pairs = ([f"{kind}{i}" for i in range(n)] for kind, n in (("tile", len(ALL)), ("pairs", len(PAIRS))))
+    kept, begin = {}, time.time()
     with tempfile.TemporaryDirectory() as folder:
-        logs = {name: Path(folder) / name for name in names}
+        logs = {name: Path(folder) / name for name in (*tiles, *pairs, "errors", "times")}
         started = {}
         for name, log in logs.items():
             with log.open("w") as file:
                 started[name] = subprocess.Popen([sys.executable, __file__, "--try", name], stdout=file, stderr=file)
-        while any(p.poll() is None for p in started.values()) and time.time() - begin < PATIENCE:
-            time.sleep(0.2)
-        kept = []
+        end_all(list(started.values()), begin + PATIENCE)
         for name, process in started.items():
-            if process.poll() is None:
-                process.kill()
-            process.wait()
             said = logs[name].read_text().strip()
-            print(name, ALL[int(name)] if name.isdigit() else "", process.returncode, said[-300:], flush=True)
-            if name.isdigit() and process.returncode == 0 and json.loads(said.splitlines()[-1]) < LARGEST_ERROR:
-                kept.append(int(name))
-    return kept
+            print(name, process.returncode, said[-300:], flush=True)
+            if name not in ("errors", "times"):
+                kept[name] = process.returncode == 0 and float(said.splitlines()[-1]) < LARGEST_ERROR
+    print(f"tried in {time.time() - begin:.0f} s", flush=True)
+    return [i for i, name in enumerate(tiles) if kept[name]], [i for i, name in enumerate(pairs) if kept[name]]
+
+
+def end_all(processes: list[subprocess.Popen[bytes]], end: float) -> None:
+    """Wait for processes until ``end``, and end those that take longer."""
+    while any(p.poll() is None for p in processes) and time.time() < end:
+        time.sleep(0.2)
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
 
 
 def floors() -> Iterator[Row]:
@@ -102,26 +130,40 @@ def floors() -> Iterator[Row]:
         yield {"of": "Triton, no statistics", "tile": str(tile), "ms": watch_gpu.layer_ms(job), "error": off}
 
 
-def chosen(rows: list[Row]) -> Iterator[Row]:
-    """The fastest tile of each pass and width, which is then used, and of the pairs."""
+def chosen(rows: list[Row], pairs: list[int]) -> Iterator[Row]:
+    """The fastest tile of each pass and width, way to score pairs, and stream of removed shares; they are then used."""
     for width in SHAPES:
         for kind in KINDS:
-            fit = [
-                r for r in rows if r["D"] == width and (kind != "columns" or 256 % r["rows"] == 256 % r["keys"] == 0)
-            ]
+            fit = [r for r in rows if r["D"] == width and f"{kind} ms" in r]
             if fit:
                 best = min(fit, key=lambda row: float(row[f"{kind} ms"]))
-                tile = tuple(best[name] for name in statistics.Tile._fields)
-                use({kind: tile}, width)
-                yield {"D": width, "pass": kind, "ms": best[f"{kind} ms"]} | statistics.Tile(*tile)._asdict()
+                tile = statistics.Tile(*(best[name] for name in statistics.Tile._fields))
+                getattr(statistics, KINDS[kind])[width] = tile
+                yield {"D": width, "pass": kind, "ms": best[f"{kind} ms"]} | tile._asdict()
     call, text = watch_gpu.made(watch_gpu.SHAPES[0], "cuda", torch.bfloat16)
-    timed = {}
-    for pair in PAIRS:
-        of_tiles.PAIRS, of_tiles.PAIR_WARPS = pair
-        timed[pair] = watch_gpu.layer_ms(watch_gpu._first_pass(call, text, norm_largest=True), 3)
-    of_tiles.PAIRS, of_tiles.PAIR_WARPS = min(timed, key=lambda pair: timed[pair])
-    for (pairs, warps), ms in timed.items():
-        yield {"D": 64, "pass": "pairs", "ms": ms, "rows": pairs, "warps": warps}
+    job, timed = watch_gpu._first_pass(call, text, norm_largest=True, squares=True), {}
+    for way in [of_tiles.PairTile(*PAIRS[i]) for i in pairs]:
+        of_tiles.PAIR_TILE = way
+        timed[way] = watch_gpu.layer_ms(job, 3)
+        yield {"D": 64, "pass": "pairs", "ms": timed[way]} | way._asdict()
+    if timed:
+        of_tiles.PAIR_TILE = min(timed, key=lambda way: timed[way])
+    yield aside(call, text)
+
+
+def aside(call: al.AttentionCall, text: Text) -> Row:
+    """Everything with removed shares on a stream of their own and without: used if it is as right and faster."""
+    job, timed, made = partial(stream_by_kernel, call, Measures(block=256), text), {}, {}
+    for beside in (False, True):
+        removed_share.SIDE_STREAM = beside
+        timed[beside] = watch_gpu.layer_ms(job, 5)
+        made[beside] = job()[0]
+    off = max(watch_gpu._differences(made[True], made[False]).values())
+    removed_share.SIDE_STREAM = off < LARGEST_ERROR and timed[True] <= timed[False]
+    return {
+        "D": 64, "pass": "everything", "ms": timed[True], "one stream ms": timed[False], "error": off,
+        "side stream": removed_share.SIDE_STREAM,
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -131,20 +173,20 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
     if args.attempt:
-        if args.attempt.isdigit():
-            print(check(int(args.attempt)))
-        else:
+        if args.attempt in ("errors", "times"):
             warm(args.attempt)
+        elif args.attempt.startswith("tile"):
+            print(check_tile(int(args.attempt.removeprefix("tile"))))
+        else:
+            print(check_pairs(int(args.attempt.removeprefix("pairs"))))
         return
-    kept, tables = sound(), {}
+    (kept, pairs), tables = sound(), {}
     timed = (
-        {"D": width} | dict(zip(statistics.Tile._fields, tile, strict=True)) | watch_gpu._tile_ms(
-            *watch_gpu.made(SHAPES[width], "cuda", torch.bfloat16), tile
-        )
-        for width, tile in (ALL[i] for i in kept)
-    )  # fmt: skip
+        watch_gpu.tile_row(*watch_gpu.made(SHAPES[width], "cuda", torch.bfloat16), name, tile)
+        for name, width, tile in (ALL[i] for i in kept)
+    )
     tables["tiles"] = shown("tiles", timed)
-    tables["chosen"] = shown("chosen", chosen(tables["tiles"]))
+    tables["chosen"] = shown("chosen", chosen(tables["tiles"], pairs))
     for name, part in {"floors": lambda *_: floors(), **watch_gpu.PARTS}.items():
         if name in ("cpu", "tiles"):
             continue

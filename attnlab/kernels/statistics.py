@@ -84,7 +84,8 @@ class RowStatistics(NamedTuple):
     output: Float[Tensor, "b h q e"]
     lse: Float[Tensor, "b h q"]
     entropy: Float[Tensor, "b h q"]
-    sum_of_squares: Float[Tensor, "b h q"]
+    # None where they are not asked for.
+    sum_of_squares: Float[Tensor, "b h q"] | None
     sinks: Float[Tensor, "b h q"]
     recent: Float[Tensor, "b h q"]
     distance: Float[Tensor, "b h q"]
@@ -119,6 +120,7 @@ def row_statistics(
     places: tuple[Int[Tensor, "b k"], Int[Tensor, "b q"]] | None,
     near: bool,
     norm_largest: bool,
+    squares: bool,
     members: Bool[Tensor, "#b k m"],
     wide_output: bool,
 ) -> RowStatistics:
@@ -130,37 +132,45 @@ def row_statistics(
     q, k, v = _rows_contiguous(call.q, call.k, call.v)
     (b, h, n_q, d), (n_k, e), m = q.shape, v.shape[2:], members.shape[-1]
     n, tile = triton.next_power_of_2(largest), _tile(RANKED_ROW_TILE if norm_largest else ROW_TILE, q, v)
-    tile_mask = triton.next_power_of_2(triton.cdiv(n_k, tile.keys)) - 1
+    n_tiles = triton.cdiv(n_k, tile.keys)
+    tile_mask = triton.next_power_of_2(n_tiles) - 1
     key_places, query_places = (q, q) if places is None else (t.int().contiguous() for t in places)
     with torch.cuda.device_of(q):
         keys = _prepare(call, v, key_places, members, sinks, tile)
         # Laid out as (b, n, h, e), as the linear map after attention reads it.
         out = torch.empty(b, n_q, h, e, dtype=torch.float32 if wide_output else q.dtype, device=q.device)
         out = out.transpose(1, 2)
-        by_row = {name: torch.empty(b, h, n_q, device=q.device) for name in BY_ROW}
+        by_row = dict(zip(BY_ROW, _numbers_of_rows(len(BY_ROW), b, h, n_q, q.device), strict=True))
         sets = torch.empty(b, h, n_q, m, device=q.device)
-        lists = _lists((b, h, n_q, n), q, norm_largest=norm_largest)
-        masks, mask_strides = _pairs(call)
-        strides = [t.stride(axis) for t in (q, k, keys.values, out) for axis in range(3)] + mask_strides
+        kept = _Lists.made(2 if norm_largest else 1, (b, h, n_q, n), n_tiles, q.device)
+        pairs = _pairs(call)
+        # The last key that causality shows each query.
+        reach = torch.arange(call.offset, call.offset + n_q, dtype=torch.int32, device=q.device)
+        pairs = pairs._replace(tensors=pairs.tensors | {"Reach": reach})
+        strides = [s for t in (q, k, keys.values, out) for s in t.stride()[:3]]
         launch(
             rows,
             (triton.cdiv(n_q, tile.rows), b * h, 1),
             {
-                "Q": q, "K": k, "V": keys.values, **masks, "Reach": _reach(call),
-                "KeyPlaces": key_places, "QueryPlaces": query_places,
-                "Side": keys.side, "LogNorms": keys.log_norms, "Unit": keys.unit, "Out": out, **by_row, "Sets": sets,
-                **lists,
+                "Q": q, "K": k, "V": keys.values, **pairs.tensors, "KeyPlaces": key_places,
+                "QueryPlaces": query_places, "Side": keys.side, "LogNorms": keys.log_norms, "Unit": keys.unit,
+                "Out": out, **by_row, "Sets": sets, "Largest": kept.values[0], "Places": kept.places[0],
+                "NormLargest": kept.values[-1], "NormPlaces": kept.places[-1], "Counts": kept.counts,
             },
-            dict(zip(ROW_STRIDES, strides, strict=True)) | _sizes(call)
+            dict(zip(ROW_STRIDES, strides + pairs.strides, strict=True)) | _sizes(call)
             | {"recent": recent, "n_sets": m, "tile_mask": tile_mask},
-            _row_options(_flags(call, tile, v), (near, norm_largest), d, e, tile, n, keys.side.shape[-1]),
+            _row_options(
+                _flags(call, tile, v), (near, norm_largest, squares), d, e, tile, n, keys.side.shape[-1]
+            ),
         )  # fmt: skip
         if near and call.causal and call.key_visible is None:
-            _recent(call, q, k, by_row["Lse"], by_row["Recent"], recent)
+            _recent(call, q, k, pairs, by_row["Lse"], by_row["Recent"], recent)
         if q.dtype != torch.float32:
-            _choose_largest(call, q, k, tile, tile_mask, by_row["Lse"], keys.log_norms, lists)
-    best = [t[..., :largest] for t in lists.values()]
-    return RowStatistics._make([out, *by_row.values(), sets, *best[:2], *(best[2:] if norm_largest else (None, None))])
+            made_of = _scores_of(call, q, k, pairs, tile)
+            largest_in_tiles(made_of, kept.values, kept.places, kept.counts, by_row["Lse"], keys.log_norms)
+    lists = [t[..., :largest] for pair in zip(kept.values, kept.places, strict=True) for t in pair]
+    made = RowStatistics._make([out, *by_row.values(), sets, *lists, *([None] * (4 - len(lists)))])
+    return made if squares else made._replace(sum_of_squares=None)
 
 
 def column_statistics(
@@ -174,21 +184,24 @@ def column_statistics(
     n_i, n_j = triton.cdiv(shift + n_q, side), triton.cdiv(n_k, side)
     sums = torch.empty(b, h, n_k if received else 0, device=q.device)
     blocks = torch.zeros(b, h, n_i if block else 0, n_j, device=q.device)
-    masks, mask_strides = _pairs(call)
+    pairs = _pairs(call)
     tile = _tile(COLUMN_TILE, q)
     if block and (side % tile.rows or side % tile.keys or shift % tile.keys):
         tile = _tile(SMALL_COLUMN_TILE, q)
-    strides = [t.stride(axis) for t in (q, k) for axis in range(3)] + mask_strides
+    strides = [*q.stride()[:3], *k.stride()[:3], *pairs.strides]
     with torch.cuda.device_of(q):
         launch(
             columns,
             (triton.cdiv(n_k, tile.rows), b * h, 1),
-            {"Q": q, "K": k, **masks, "Lse": lse, "Received": sums, "Blocks": blocks},
+            {"Q": q, "K": k, **pairs.tensors, "Lse": lse, "Received": sums, "Blocks": blocks},
             dict(zip(PASS_STRIDES, strides, strict=True))
             | _sizes(call)
             | {"n_i": n_i, "n_j": n_j, "side": side, "shift": shift},
             _column_options(
-                _flags(call, tile._replace(rows=tile.keys, keys=tile.rows), q), (received, block > 0), d, tile
+                _flags(call, tile._replace(rows=tile.keys, keys=tile.rows), q),
+                (received, block > 0),
+                d,
+                tile,
             ),
         )
     return ColumnStatistics(sums, blocks)
@@ -231,41 +244,56 @@ def _prepare(call: AttentionCall, v: Tensor, key_places: Tensor, members: Tensor
     return _Keys(values, side, log_norms, unit)
 
 
-def _lists(shape: tuple[int, ...], q: Tensor, *, norm_largest: bool) -> dict[str, Tensor]:
-    """Room for the largest weights and their keys; where they are not asked for, any tensors."""
-    names = ("Largest", "Places", "NormLargest", "NormPlaces")[: 4 if norm_largest else 2]
-    kinds = {name: torch.int32 if name.endswith("Places") else torch.float32 for name in names}
-    room = {name: torch.empty(shape, dtype=kind, device=q.device) for name, kind in kinds.items()}
-    return room if norm_largest else room | {"NormLargest": room["Largest"], "NormPlaces": room["Places"]}
+def _numbers_of_rows(count: int, b: int, h: int, n_q: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Room for so many numbers of each row in one piece of memory, each aligned as direct launches need it."""
+    each = triton.cdiv(b * h * n_q, 4) * 4
+    room = torch.empty(count * each, device=device)
+    return room.as_strided((count, b, h, n_q), (each, h * n_q, n_q, 1)).unbind()
 
 
-def _choose_largest(
-    call: AttentionCall, q: Tensor, k: Tensor, tile: Tile, tile_mask: int, lse: Tensor, log_norms: Tensor,
-    lists: dict[str, Tensor],
-) -> None:  # fmt: skip
-    """Weights and keys from the tiles that the first pass has kept in their place."""
-    masks, mask_strides = _pairs(call)
-    strides = [t.stride(axis) for t in (q, k) for axis in range(3)] + mask_strides
-    numbers = dict(zip(PASS_STRIDES, strides, strict=True)) | _sizes(call)
+class _Lists(NamedTuple):
+    """Room for the largest weights and their keys; in half precision for tiles, ranks, and how many rows have a tile.
+
+    There is one list of each row, or a second one that is ranked by lengths of values.
+    """
+
+    values: Float[Tensor, "r b h q n"]
+    places: Int[Tensor, "r b h q n"]
+    counts: Int[Tensor, "r b h t"]
+
+    @classmethod
+    def made(cls, rankings: int, shape: tuple[int, ...], n_tiles: int, device: torch.device) -> _Lists:
+        values = torch.empty(rankings, *shape, device=device)
+        places = torch.empty(rankings, *shape, dtype=torch.int32, device=device)
+        # One more counts the places of a list that stay empty.
+        return cls(values, places, torch.zeros(rankings, *shape[:2], n_tiles + 1, dtype=torch.int32, device=device))
+
+
+class _Pairs(NamedTuple):
+    """What hides pairs and is added to them, by name (any tensor where there is none), and strides of mask and bias."""
+
+    tensors: dict[str, Tensor]
+    strides: list[int]
+
+
+def _scores_of(call: AttentionCall, q: Tensor, k: Tensor, pairs: _Pairs, tile: Tile) -> Scored:
+    """What the scores of a tile are made of."""
+    numbers = dict(zip(PASS_STRIDES, [*q.stride()[:3], *k.stride()[:3], *pairs.strides], strict=True)) | _sizes(call)
     flags = dict(zip(FLAGS, _flags(call, tile, q), strict=True)) | {"D": q.shape[-1], "BD": _width(q.shape[-1])}
-    made_of = Scored({"Q": q, "K": k, **masks, "Reach": _reach(call)}, numbers, flags, tile.keys)
-    ranked = {"": None, "Norm": log_norms} if lists["NormLargest"] is not lists["Largest"] else {"": None}
-    for name, norms in ranked.items():
-        weights = torch.empty_like(lists[f"{name}Largest"])
-        largest_in_tiles(made_of, lists[f"{name}Largest"], weights, lists[f"{name}Places"], lse, norms, tile_mask)
-        lists[f"{name}Largest"] = weights
+    return Scored({"Q": q, "K": k, **pairs.tensors}, numbers, flags, tile.keys)
 
 
-def _recent(call: AttentionCall, q: Tensor, k: Tensor, lse: Tensor, mass: Tensor, recent: int) -> None:
+def _recent(
+    call: AttentionCall, q: Tensor, k: Tensor, pairs: _Pairs, lse: Tensor, mass: Tensor, recent: int
+) -> None:  # fmt: skip
     """The mass on the last keys, in the few tiles that hold them."""
-    masks, mask_strides = _pairs(call)
-    strides = [t.stride(axis) for t in (q, k) for axis in range(3)] + mask_strides
     tile = _tile(SMALL_COLUMN_TILE, q)
+    made_of = _scores_of(call, q, k, pairs, tile)
     launch(
         recents,
         (triton.cdiv(q.shape[2], tile.rows), q.shape[0] * q.shape[1], 1),
-        {"Q": q, "K": k, **masks, "Reach": _reach(call), "Lse": lse, "Recent": mass},
-        dict(zip(PASS_STRIDES, strides, strict=True)) | _sizes(call) | {"recent": recent},
+        {**made_of.tensors, "Lse": lse, "Recent": mass},
+        made_of.numbers | {"recent": recent},
         _recent_options(_flags(call, tile, q), q.shape[-1], tile),
     )
 
@@ -279,8 +307,7 @@ def _rows_contiguous(*tensors: Tensor) -> list[Tensor]:
     return [t if t.stride(-1) == 1 else t.contiguous() for t in tensors]
 
 
-def _pairs(call: AttentionCall) -> tuple[dict[str, Tensor], list[int]]:
-    """What hides pairs and is added to them, by name (any tensor where there is none), and strides of mask and bias."""
+def _pairs(call: AttentionCall) -> _Pairs:
     tensors, strides = {"Visible": call.q if call.key_visible is None else call.key_visible.contiguous()}, []
     for name, t in (("Mask", call.mask), ("Bias", call.bias)):
         t = None if t is None else t.expand(*t.shape[:2], call.q.shape[2], call.k.shape[2])
@@ -289,12 +316,7 @@ def _pairs(call: AttentionCall) -> tuple[dict[str, Tensor], list[int]]:
         tensors[name] = call.q if t is None else t
         # An axis of length 1 is that of all texts or heads.
         strides += [0, 0, 0] if t is None else [0 if t.shape[a] == 1 else t.stride(a) for a in (0, 1)] + [t.stride(2)]
-    return tensors, strides
-
-
-def _reach(call: AttentionCall) -> Int[Tensor, " q"]:
-    """The last key that causality shows each query."""
-    return torch.arange(call.offset, call.offset + call.q.shape[2], dtype=torch.int32, device=call.q.device)
+    return _Pairs(tensors, strides)
 
 
 def _tile(tiles: dict[int, Tile], *tensors: Tensor) -> Tile:
@@ -323,15 +345,18 @@ FLAGS = ("CAUSAL", "PADDED", "MASKED", "BIASED", "CUT", "WHOLE", "EXACT")
 
 @functools.cache
 def _row_options(
-    flags: tuple[bool, ...], asked: tuple[bool, bool], d: int, e: int, tile: Tile, n: int, width: int
-) -> Options:
-    named = dict(zip((*FLAGS, "NEAR", "NORM"), (*flags, *asked), strict=True))
+    flags: tuple[bool, ...], asked: tuple[bool, ...], d: int, e: int, tile: Tile, n: int,
+    width: int,
+) -> Options:  # fmt: skip
+    named = dict(zip((*FLAGS, "NEAR", "NORM", "SQUARES"), (*flags, *asked), strict=True))
     widths = {"D": d, "E": e, "BD": _width(d), "BE": _width(e)}
     return _options(named | widths, tile, {"N": n, "MS": width})
 
 
 @functools.cache
-def _column_options(flags: tuple[bool, ...], asked: tuple[bool, bool], d: int, tile: Tile) -> Options:
+def _column_options(
+    flags: tuple[bool, ...], asked: tuple[bool, bool], d: int, tile: Tile
+) -> Options:  # fmt: skip
     named = dict(zip((*FLAGS, "RECEIVED", "BLOCKS"), (*flags, *asked), strict=True))
     return _options(named | {"D": d, "BD": _width(d)}, tile, {})
 

@@ -9,17 +9,27 @@ import triton
 from torch import Tensor
 
 from attnlab.kernels.launching import Numbers, Options, Tensors, launch
-from attnlab.kernels.statistics_largest_triton import chosen, ordered, ranked, scored
+from attnlab.kernels.statistics_largest_triton import chosen, ordered, scored
 from attnlab.shapes import Float, Int
 
-__all__ = ["Scored", "largest_in_tiles"]
+__all__ = ["PAIR_TILE", "PairTile", "Scored", "largest_in_tiles"]
 
-# Candidates held at once, 64 MiB of them.
-MOST_CANDIDATES = 1 << 24
-# Pairs of a program that counts or orders them, and rows of one that chooses.
-BLOCK, CHOSEN_ROWS = 1024, 32
-# Pairs that are scored at once, and warps.
-PAIRS, PAIR_WARPS = 64, 4
+# Candidates held at once, 32 MiB of them, which a large cache holds.
+MOST_CANDIDATES = 1 << 23
+# Pairs of a program that orders them, and rows of one that chooses, a thread each.
+BLOCK, CHOSEN_ROWS = 1024, 64
+
+
+class PairTile(NamedTuple):
+    """Pairs that are scored at once, warps, stages, and the most registers of a thread (0: as the compiler likes)."""
+
+    pairs: int
+    warps: int
+    stages: int
+    registers: int = 0
+
+
+PAIR_TILE = PairTile(64, 4, 1, 128)
 
 
 class Scored(NamedTuple):
@@ -33,65 +43,57 @@ class Scored(NamedTuple):
 
 def largest_in_tiles(
     made_of: Scored,
-    tiles: Float[Tensor, "b h q n"],
-    largest: Float[Tensor, "b h q n"],
-    places: Int[Tensor, "b h q n"],
+    tiles: Float[Tensor, "r b h q n"],
+    places: Int[Tensor, "r b h q n"],
+    counts: Int[Tensor, "r b h t"],
     lse: Float[Tensor, "b h q"],
-    log_norms: Float[Tensor, "b g k"] | None,
-    tile_mask: int,
+    log_norms: Float[Tensor, "b g k"],
 ) -> None:
     """The n largest weights of each row, from its n tiles with the largest scores, and their keys.
 
-    ``largest`` and ``places`` are written. With ``log_norms`` weights are times lengths of values.
+    They take the place of the ``tiles``, and of the rank of each row among those of a tile, which ``counts`` counts.
+    In a second ranking weights are times lengths of values.
     """
-    b, h, n_q, n = tiles.shape
-    heads, pairs = b * h, n_q * n
-    n_tiles = triton.cdiv(made_of.numbers["n_k"], made_of.keys)
-    order = _order(tiles.view(heads, pairs), n_tiles, tile_mask)
-    at_once = max(1, min(heads, MOST_CANDIDATES // (pairs * n)))
-    candidates = torch.empty(at_once, pairs, n, device=tiles.device)
-    sizes = {"BN": made_of.keys, "N": n}
-    flags = made_of.flags | {"NORM": log_norms is not None}
-    tensors: Tensors = made_of.tensors | {"LogNorms": lse if log_norms is None else log_norms}
-    by_head = {"Tiles": tiles, "Lse": lse, "Largest": largest, "Places": places}
-    for first in range(0, heads, at_once):
-        last = min(first + at_once, heads)
+    rankings, b, h, n_q, n = tiles.shape
+    heads, lists, n_tiles = b * h, rankings * b * h, counts.shape[-1] - 1
+    numbers: Numbers = {"n_tiles": n_tiles, "tile_mask": triton.next_power_of_2(n_tiles) - 1}
+    ends = counts.cumsum(-1, dtype=torch.int32)
+    # As many lists at once as there is room for, and about as many each time.
+    at_once = triton.cdiv(lists, triton.cdiv(lists, max(1, MOST_CANDIDATES // (n_q * n * n))))
+    candidates = torch.empty(at_once, n_q, n, n, device=tiles.device)
+    order = torch.empty(at_once, n_q * n, dtype=torch.int64, device=tiles.device)
+    sizes, tile = {"BN": made_of.keys, "N": n}, PAIR_TILE
+    flags = made_of.flags | {"NORM": rankings > 1, "BM": tile.pairs}
+    for first in range(0, lists, at_once):
+        count = min(at_once, lists - first)
+        launch(
+            ordered,
+            (triton.cdiv(n_q * n, BLOCK), count, 1),
+            {"Tiles": tiles, "Ends": ends, "Counts": counts, "Ranks": places, "Order": order},
+            {"pairs": n_q * n, **numbers, "first_list": first},
+            _options({"BLOCK": BLOCK}, 4),
+        )
         launch(
             scored,
-            (triton.cdiv(pairs, PAIRS), last - first, 1),
-            tensors | {"Tiles": tiles, "Order": order, "Candidates": candidates},
-            made_of.numbers | {"n_tiles": n_tiles, "tile_mask": tile_mask, "first_head": first},
-            _options(flags | {"BM": PAIRS} | sizes, PAIR_WARPS),
+            (triton.cdiv(n_q * n, tile.pairs), count, 1),
+            made_of.tensors | {"LogNorms": log_norms, "Tiles": tiles, "Order": order, "Candidates": candidates},
+            made_of.numbers | {"heads": heads, **numbers, "first_list": first},
+            _options(flags | sizes, tile.warps, tile.stages, tile.registers),
         )
-        own: Tensors = {name: t.view(heads, -1)[first:last] for name, t in by_head.items()}
         launch(
             chosen,
-            (triton.cdiv((last - first) * n_q, CHOSEN_ROWS), 1, 1),
-            {"Candidates": candidates, **own},
-            {"rows": (last - first) * n_q, "scale": made_of.numbers["scale"], "n_tiles": n_tiles}
-            | {"tile_mask": tile_mask},
-            _options({"BM": CHOSEN_ROWS} | sizes, 4),
+            (triton.cdiv(n_q, CHOSEN_ROWS), count, 1),
+            {"Candidates": candidates, "Lse": lse, "Tiles": tiles, "Places": places},
+            {"n_q": n_q, "heads": heads, "scale": made_of.numbers["scale"], **numbers, "first_list": first},
+            _options({"BM": CHOSEN_ROWS} | sizes, max(1, CHOSEN_ROWS // 32)),
         )
-
-
-def _order(tiles: Float[Tensor, "heads pairs"], n_tiles: int, tile_mask: int) -> Int[Tensor, "heads pairs"]:
-    """The pairs of each head in the order of their tiles."""
-    heads, pairs = tiles.shape
-    counts = torch.zeros(heads, n_tiles + 1, dtype=torch.int32, device=tiles.device)
-    ranks, order = (torch.empty(heads, pairs, dtype=torch.int32, device=tiles.device) for _ in range(2))
-    grid, sizes = (triton.cdiv(pairs, BLOCK), heads, 1), {"pairs": pairs, "n_tiles": n_tiles, "tile_mask": tile_mask}
-    options = _options({"BLOCK": BLOCK}, 4)
-    launch(ranked, grid, {"Tiles": tiles, "Counts": counts, "Ranks": ranks}, sizes, options)
-    ends = counts.cumsum(-1, dtype=torch.int32)
-    named: Tensors = {"Tiles": tiles, "Ends": ends, "Counts": counts, "Ranks": ranks, "Order": order}
-    launch(ordered, grid, named, sizes, options)
-    return order
 
 
 # A launch is remembered under the very same options.
 _KNOWN: dict[tuple[Any, ...], Options] = {}
 
 
-def _options(named: dict[str, Any], warps: int) -> Options:
-    options = (*named.items(), ("num_warps", warps))
+def _options(named: dict[str, Any], warps: int, stages: int = 1, registers: int = 0) -> Options:
+    how = {"num_warps": warps, "num_stages": stages} | ({"maxnreg": registers} if registers else {})
+    options = tuple({**named, **how}.items())
     return _KNOWN.setdefault(options, options)

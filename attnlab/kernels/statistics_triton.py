@@ -14,7 +14,21 @@ from typing import Any
 import triton
 import triton.language as tl
 
-__all__ = ["EMPTY", "HIDDEN", "LOG2E", "fold", "hide", "load_tile", "prepared", "rows", "scores", "seen_keys"]
+__all__ = [
+    "EMPTY",
+    "HIDDEN",
+    "LOG2E",
+    "empty_list",
+    "fold",
+    "hide",
+    "insert",
+    "load_tile",
+    "prepared",
+    "rows",
+    "scores",
+    "seen_keys",
+    "tile_of",
+]
 
 LOG2E: Any = tl.constexpr(1.4426950408889634)
 LN2: Any = tl.constexpr(0.6931471805599453)
@@ -89,7 +103,7 @@ def scores(
 
 
 @triton.jit
-def _insert(best, at, value, place, N: tl.constexpr):
+def insert(best, at, value, place, N: tl.constexpr):
     """The list with one more number, of which the smallest is dropped."""
     new_best, new_at = (), ()
     for r in tl.static_range(N):
@@ -105,7 +119,7 @@ def _keep_keys(s, top, j, best, at, ROUNDS: tl.constexpr, N: tl.constexpr):
     """Rows' largest numbers with those of a tile, whose largest is ``top``; at most ROUNDS of the tile can be in it."""
     if tl.max((top > best[N - 1]).to(tl.int32), 0) > 0:
         place = tl.min(tl.where(s == top[:, None], j[None, :], 2147483647), 1)
-        best, at = _insert(best, at, top, place, N)
+        best, at = insert(best, at, top, place, N)
         if ROUNDS > 1:
             s = tl.where(j[None, :] == place[:, None], HIDDEN, s)
             best, at = _keep_keys(s, tl.max(s, 1), j, best, at, ROUNDS - 1, N)
@@ -133,7 +147,8 @@ def _keep(s, top, j, number, best, at, tile_mask, EXACT: tl.constexpr, N: tl.con
 
 
 @triton.jit
-def _empty_list(BM: tl.constexpr, N: tl.constexpr):
+def empty_list(BM: tl.constexpr, N: tl.constexpr):
+    """Rows' largest numbers before the first, and their places."""
     best, at = (), ()
     for _ in tl.static_range(N):
         best = best + (tl.full([BM], EMPTY, tl.float32),)  # noqa: RUF005
@@ -142,15 +157,43 @@ def _empty_list(BM: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def _store_list(Values, Places, best, at, row, in_q, c, lse, EXACT: tl.constexpr, N: tl.constexpr):
-    """The weights of the largest scores, -1 the place of none; or, in half precision, the tiles as they were kept."""
+def tile_of(value, n_tiles, tile_mask):
+    """The number of a tile that was kept by its largest score; ``n_tiles`` for none."""
+    return tl.where(value > EMPTY, value.to(tl.int32, bitcast=True) & tile_mask, n_tiles)
+
+
+@triton.jit
+def _store_keys(Values, Places, best, at, row, in_q, c, lse, N: tl.constexpr):
+    """The weights of the largest scores, and their keys; -1 for none."""
     for r in tl.static_range(N):
-        if EXACT:
-            weight = tl.exp2(best[r] * c - lse)
-            tl.store(Values + row * N + r, weight, mask=in_q)
-            tl.store(Places + row * N + r, tl.where(weight > 0, at[r], -1), mask=in_q)
-        else:
-            tl.store(Values + row * N + r, best[r], mask=in_q)
+        weight = tl.exp2(best[r] * c - lse)
+        tl.store(Values + row * N + r, weight, mask=in_q)
+        tl.store(Places + row * N + r, tl.where(weight > 0, at[r], -1), mask=in_q)
+
+
+@triton.jit
+def _store_tiles(Values, Ranks, Counts, best, row, in_q, n_tiles, tile_mask, BM: tl.constexpr, N: tl.constexpr):
+    """The tiles as they were kept, and the rank of each row among those of its tile, in any order."""
+    column = tl.arange(0, N)
+    kept = tl.full([BM, N], EMPTY, tl.float32)
+    for r in tl.static_range(N):
+        kept = tl.where((column == r)[None, :], best[r][:, None], kept)
+    to, inside = row[:, None] * N + column[None, :], in_q[:, None] & (column >= 0)[None, :]
+    rank = tl.atomic_add(Counts + tile_of(kept, n_tiles, tile_mask), 1, mask=inside, sem="relaxed")
+    tl.store(Values + to, kept, mask=inside)
+    tl.store(Ranks + to, rank, mask=inside)
+
+
+@triton.jit
+def _store_list(
+    Values, Places, Counts, best, at, row, in_q, c, lse, n_tiles, tile_mask,
+    EXACT: tl.constexpr, BM: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """The largest weights and their keys; in half precision tiles, and ranks in the place of keys."""
+    if EXACT:
+        _store_keys(Values, Places, best, at, row, in_q, c, lse, N)
+    else:
+        _store_tiles(Values, Places, Counts, best, row, in_q, n_tiles, tile_mask, BM, N)
 
 
 @triton.jit
@@ -222,6 +265,8 @@ def rows(
     KeyPlaces, QueryPlaces, Side, LogNorms, Unit,
     # written: output, log2 of each row's sum, and the statistics of rows
     Out, Lse, Entropy, Squares, Sinks, Recent, Distance, Norm, Sets, Largest, Places, NormLargest, NormPlaces,
+    # added to: how many rows have kept a tile, for each list of tiles
+    Counts,
     # strides of Q, K, V, Out, Mask, Bias
     qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on, mb, mh, mq, bb, bh, bq,
     # sizes; how many keys are recent, how many sets there are, and the bits of a score that hold a tile's number
@@ -229,8 +274,9 @@ def rows(
     # the call
     CAUSAL: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr, CUT: tl.constexpr,
     WHOLE: tl.constexpr, EXACT: tl.constexpr,
-    # what is computed: distances (queries stand among the keys), the largest weights times lengths of values
-    NEAR: tl.constexpr, NORM: tl.constexpr,
+    # what is computed: distances (queries stand among the keys), the largest weights times lengths of values, sums of
+    # squares
+    NEAR: tl.constexpr, NORM: tl.constexpr, SQUARES: tl.constexpr,
     # tiles
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     FOLD: tl.constexpr, N: tl.constexpr, MS: tl.constexpr,
@@ -267,8 +313,8 @@ def rows(
     distance = tl.zeros([BM, FOLD], tl.float32)
     out = tl.zeros([BM, BE], tl.float32)
     sides = tl.zeros([BM, MS], tl.float32)
-    best, at = _empty_list(BM, N)
-    norm_best, norm_at = _empty_list(BM, N)
+    best, at = empty_list(BM, N)
+    norm_best, norm_at = empty_list(BM, N)
     tiles = tl.cdiv(last, BN)
     for t in range(tiles):
         lo = (tiles - 1 - t) * BN
@@ -292,7 +338,8 @@ def rows(
         sides = tl.dot(p.to(side.dtype), side, sides, input_precision=PRECISION)
         mass = fold(p, BM, BN, FOLD)
         total = total * shrink[:, None] + mass
-        squares = squares * (shrink * shrink)[:, None] + fold(p * p, BM, BN, FOLD)
+        if SQUARES:
+            squares = squares * (shrink * shrink)[:, None] + fold(p * p, BM, BN, FOLD)
         mean_score = mean_score * shrink[:, None] + fold(p * s, BM, BN, FOLD)
         if NEAR:
             low = lo * 1.0
@@ -322,7 +369,8 @@ def rows(
     tl.store(Lse + row, lse, mask=in_q)
     entropy = tl.where(some, lse - tl.sum(mean_score, 1) * over * c, 0.0) * LN2
     tl.store(Entropy + row, entropy, mask=in_q)
-    tl.store(Squares + row, tl.sum(squares, 1) * over * over, mask=in_q)
+    if SQUARES:
+        tl.store(Squares + row, tl.sum(squares, 1) * over * over, mask=in_q)
     if NEAR:
         if PADDED or not CAUSAL:
             tl.store(Recent + row, tl.sum(near_mass, 1) * over, mask=in_q)
@@ -336,8 +384,13 @@ def rows(
     column = tl.arange(0, MS) - FIRST_SET
     is_set = in_q[:, None] & ((column >= 0) & (column < n_sets))[None, :]
     tl.store(Sets + row[:, None] * n_sets + column[None, :], sides * over[:, None], mask=is_set)
-    _store_list(Largest, Places, best, at, row, in_q, c, lse, EXACT, N)
+    n_tiles = tl.cdiv(n_k, BN)
+    Counts += tl.program_id(1).to(tl.int64) * (n_tiles + 1)
+    _store_list(Largest, Places, Counts, best, at, row, in_q, c, lse, n_tiles, tile_mask, EXACT, BM, N)
     if NORM:
-        _store_list(NormLargest, NormPlaces, norm_best, norm_at, row, in_q, c, lse, EXACT, N)
+        Counts += tl.num_programs(1).to(tl.int64) * (n_tiles + 1)
+        _store_list(
+            NormLargest, NormPlaces, Counts, norm_best, norm_at, row, in_q, c, lse, n_tiles, tile_mask, EXACT, BM, N
+        )
     to = Out + b * ob + h * oh + i[:, None] * on + e[None, :]
     tl.store(to, (out * (over * unit)[:, None]).to(Out.dtype.element_ty), mask=in_q[:, None] & in_e[None, :])

@@ -62,6 +62,10 @@ def columns(
     if CAUSAL:
         first = tl.minimum(tl.maximum(start - offset, 0) // BN * BN, n_q)
         edge = tl.minimum(tl.cdiv(tl.maximum(start + BM - 1 - offset, 0), BN) * BN, n_q)
+    # The column and the row of a square, and the first query of the next: tiles divide squares.
+    square_column = start // side
+    square_row = (first + shift) // side
+    following = (square_row + 1) * side - shift
     received = tl.zeros([BM, FOLD], tl.float32)
     for lo in range(first, n_q, BN):
         i = lo + tl.arange(0, BN)
@@ -76,7 +80,10 @@ def columns(
         given = fold(tl.exp2(s * c - lse[None, :]), BM, BN, FOLD)
         received += given
         if BLOCKS:
-            square = Blocks + (head * n_i + (lo + shift) // side) * n_j + start // side
+            beyond = (lo >= following).to(tl.int32)
+            square_row += beyond
+            following += beyond * side
+            square = Blocks + (head * n_i + square_row) * n_j + square_column
             _add_to_square(square, given, BM, FOLD)
     if RECEIVED:
         tl.store(Received + head * n_k + j, tl.sum(received, 1), mask=j < n_k)

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, mask_with_bias, repeat_groups, ungrouped
 from attnlab.chunks import chunk_budget
 from attnlab.linalg.places import places
-from attnlab.linalg.removed_share import removed_share_of_rows
+from attnlab.linalg.removed_share import RemovedShares
 from attnlab.linalg.row_blocks import (
     BLOCK_ELEMENTS,
     RowBlock,
@@ -28,7 +28,16 @@ from attnlab.linalg.row_blocks import (
 from attnlab.shapes import Bool, Float, Int
 from attnlab.summaries import short_repr
 
-__all__ = ["CallStatistics", "Measures", "Text", "attention_statistics", "joined", "removed_in", "stream_rows"]
+__all__ = [
+    "CallStatistics",
+    "Measures",
+    "Text",
+    "attention_statistics",
+    "joined",
+    "removed_in",
+    "removed_of",
+    "stream_rows",
+]
 
 
 @dataclass(frozen=True)
@@ -281,6 +290,11 @@ def removed_in(
     """The share of each row that effective attention removes; None where each query sees keys of its own."""
     if mask_with_bias(call) is not None:
         return None
-    return removed_share_of_rows(
-        output, sum_of_squares, call.v, key_visible=call.key_visible, causal=call.causal, offset=call.offset
-    )
+    shares = removed_of(call)
+    shares.start(output, sum_of_squares)
+    return shares.result()
+
+
+def removed_of(call: AttentionCall) -> RemovedShares:
+    """``removed_in`` of a call in which padding and causality alone hide keys, begun with its values."""
+    return RemovedShares(call.v, call.q.shape[2], key_visible=call.key_visible, causal=call.causal, offset=call.offset)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attnlab.attention import AttentionCall, hide_unseen, mask_with_bias
 from attnlab.linalg.places import places
-from attnlab.linalg.streaming import CallStatistics, Measures, Text, removed_in
+from attnlab.linalg.streaming import CallStatistics, Measures, Text, removed_of
 from attnlab.shapes import Float
 
 __all__ = ["kernel_serves", "stream_by_kernel"]
@@ -42,6 +42,7 @@ def stream_by_kernel(
     # What a bias hides becomes part of the mask, and what nothing sees is zero.
     call = hide_unseen(call)
     call = replace(call, mask=mask_with_bias(call))
+    shares = removed_of(call) if measures.removed and call.mask is None else None
     row = row_statistics(
         call,
         largest=measures.largest,
@@ -50,13 +51,15 @@ def stream_by_kernel(
         places=None if call.key_visible is None else places(call),
         near=text.own_keys,
         norm_largest=measures.norm,
+        squares=True,
         members=text.members,
         wide_output=measures.removed,
     )
     kept: dict[str, Tensor | None] = row._asdict()
     del kept["output"], kept["lse"]
-    # The host waits for these; what is launched afterwards runs while it goes on.
-    removed = removed_in(call, row.output, row.sum_of_squares) if measures.removed else None
+    if shares is not None:
+        assert row.sum_of_squares is not None
+        shares.start(row.output, row.sum_of_squares)
     kept |= dict.fromkeys(("received", "block_mass"))
     if measures.received or measures.block:
         kept |= column_statistics(
@@ -65,4 +68,6 @@ def stream_by_kernel(
     asked = {"recent": text.own_keys, "distance": text.own_keys, "norm": measures.norm}
     asked |= {"received": measures.received, "block_mass": measures.block > 0}
     kept |= dict.fromkeys(name for name, wanted in asked.items() if not wanted)
+    # The host waits for a flag of each head, and the device has the second pass to go on with.
+    removed = None if shares is None else shares.result()
     return CallStatistics(**kept, removed=removed), row.output  # type: ignore[arg-type]

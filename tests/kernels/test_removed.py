@@ -31,7 +31,9 @@ def made(n_q: int, n_k: int, *, offset: int = 0, e: int = 3, hidden: bool = Fals
 
 def by_kernel(arrays: tuple[Tensor, ...], how: dict) -> tuple[Tensor, Tensor]:
     output, squares, v = arrays
-    return removed_share._by_kernel(output, squares, v, how["key_visible"], how["offset"])
+    of = removed_share._prefixes(v, output.shape[2], how["key_visible"], how["offset"])
+    shares, doubtful = kernel.removed_shares(output, squares, of)
+    return shares, doubtful > 0
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +80,40 @@ def test_half_precision_takes_float64_where_it_must(
     assert not bool(doubtful.any())
     monkeypatch.setattr(removed_share, "_kernel_serves", lambda *_: False)
     assert float((shares - removed_share_of_rows(output, squares, v, **how)).abs().max()) <= 1e-4
+
+
+def test_steps_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    (output, squares, v), how = made(19, 19, hidden=True)
+    expected = removed_share_of_rows(output, squares, v, **how)
+    monkeypatch.setattr(removed_share, "_kernel_serves", lambda *_: True)
+    steps = removed_share.RemovedShares(v, 19, **how)
+    steps.start(output, squares)
+    assert steps.known is not None
+    assert float((steps.result() - expected).abs().max()) <= 1e-5
+
+
+def test_outputs_that_are_too_wide_for_the_kernel_go_by_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    (output, squares, v), how = made(19, 19)
+    expected = removed_share_of_rows(output, squares, v, **how)
+    monkeypatch.setattr(removed_share, "_kernel_serves", lambda *_: True)
+    assert float((removed_share_of_rows(output.double(), squares, v, **how) - expected).abs().max()) <= 1e-5
+
+
+@pytest.mark.gpu
+def test_a_stream_beside_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    v = torch.randn(1, 3, 4096, 64, device="cuda", dtype=torch.bfloat16)
+    how = {"key_visible": None, "causal": True, "offset": 0}
+    output, squares = torch.randn(1, 9, 4096, 64, device="cuda") * 0.02, torch.full((1, 9, 4096), 0.5, device="cuda")
+    monkeypatch.setattr(removed_share, "SIDE_STREAM", False)
+    expected = removed_share_of_rows(output, squares, v, **how)
+    monkeypatch.setattr(removed_share, "SIDE_STREAM", True)
+    for _ in range(5):
+        steps = removed_share.RemovedShares(v, 4096, **how)
+        # Memory that is let go meanwhile is taken again by others.
+        busy = torch.randn(4096, 4096, device="cuda") @ torch.randn(4096, 4096, device="cuda")
+        steps.start(output.clone(), squares.clone())
+        busy = busy @ busy
+        assert torch.equal(steps.result(), expected)
 
 
 @pytest.mark.parametrize("fault", ["first values repeat", "a column repeats", "a column is zero", "all are nearly one"])

@@ -9,13 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnlab as al
+from attnlab.linalg import removed_share
 from attnlab.linalg.streaming import CallStatistics, Measures, Text, stream_rows
 from attnlab.linalg.streaming_gpu import kernel_serves, stream_by_kernel
 
 pytest.importorskip("triton")
 statistics = pytest.importorskip("attnlab.kernels.statistics")
+largest = pytest.importorskip("attnlab.kernels.statistics_largest")
+removed = pytest.importorskip("attnlab.kernels.removed")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The interpreter takes long for each of the largest.
@@ -120,6 +124,51 @@ def test_what_is_not_asked_for_is_not_computed() -> None:
     for name in ("norm", "norm_largest", "removed", "received", "block_mass"):
         assert getattr(actual, name) is getattr(expected, name) is None
     assert float((actual.entropy - expected.entropy).abs().max()) <= 1e-5
+
+
+def test_sums_of_squares_only_where_they_are_asked_for() -> None:
+    call, text = made(40, 40, causal=True)
+    how = {"largest": 2, "sinks": 3, "recent": 20, "places": None, "near": True, "norm_largest": False}
+    how |= {"members": text.members, "wide_output": True}
+    with_squares, without = (statistics.row_statistics(call, squares=asked, **how) for asked in (True, False))
+    assert with_squares.sum_of_squares is not None
+    assert without.sum_of_squares is None
+    assert torch.equal(with_squares.entropy, without.entropy)
+
+
+# What makes the host wait for a GPU.
+WAITING = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select")
+
+
+class NoWaiting(TorchDispatchMode):
+    """Counts what is asked of torch, and refuses what makes the host wait."""
+
+    calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert name not in WAITING, name
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_host_waits_for_nothing_before_the_last_pass_is_launched(
+    monkeypatch: pytest.MonkeyPatch, padded: bool
+) -> None:
+    how = {"key_visible": torch.arange(71)[None] > 40} if padded else {}
+    call, text = made(71, 71, dtype=torch.float16, causal=True, members=2, **how)
+    monkeypatch.setattr(removed_share, "_kernel_serves", lambda *_: True)
+    pending: list[Any] = []
+    # The shares are taken when all is launched, which is where the host waits.
+    monkeypatch.setattr(removed_share.RemovedShares, "result", lambda shares: pending.append(shares))
+    # Triton's interpreter itself asks torch for numbers.
+    for module in (statistics, largest, removed):
+        monkeypatch.setattr(module, "launch", lambda *_: None)
+    with NoWaiting() as mode:
+        stream_by_kernel(call, MEASURES, text)
+    assert [shares.known is not None for shares in pending] == [True]
+    assert mode.calls <= (150 if padded else 110)
 
 
 def test_squares_of_a_text_that_goes_on() -> None:

@@ -23,20 +23,27 @@ import json, os, re, subprocess, sys, tempfile
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from attnlab.kernels import statistics, statistics_triton, statistics_weights_triton
+from attnlab.kernels import statistics, statistics_largest, statistics_largest_triton, statistics_triton
+from attnlab.kernels import statistics_weights_triton
 
 name, width, exact = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "float32"
-kernel = getattr(statistics_triton if name == "rows" else statistics_weights_triton, name)
-tiles = statistics.ROW_TILE if name == "rows" else statistics.COLUMN_TILE
+modules = {"rows": statistics_triton, "columns": statistics_weights_triton}
+kernel = getattr(modules.get(name, statistics_largest_triton), name)
+tiles = statistics.COLUMN_TILE if name == "columns" else statistics.ROW_TILE
 tile = statistics.EXACT_TILE if exact else tiles[width]
+if name == "scored":
+    way = statistics_largest.PAIR_TILE
+    tile = tile._replace(rows=way.pairs, warps=way.warps, stages=way.stages, registers=way.registers)
+if name == "chosen":
+    tile = tile._replace(rows=statistics_largest.CHOSEN_ROWS, warps=statistics_largest.CHOSEN_ROWS // 32, registers=0)
 flags = dict.fromkeys(statistics.FLAGS, False) | {"CAUSAL": True, "WHOLE": True, "EXACT": exact}
-asked = {"NEAR": True, "NORM": False, "RECEIVED": True, "BLOCKS": True}
+asked = {"NEAR": True, "NORM": name == "scored", "SQUARES": True, "RECEIVED": True, "BLOCKS": True}
 sizes = {"D": width, "E": width, "BD": width, "BE": width, "BM": tile.rows, "BN": tile.keys, "FOLD": tile.fold}
 constants = {n: v for n, v in (flags | asked | sizes | {"N": 8, "MS": 16}).items() if n in kernel.arg_names}
 half = "*fp32" if exact else "*bf16"
 kinds = {n: half for n in ("Q", "K", "Visible", "Mask", "Bias")}
-kinds |= {n: "*i32" for n in ("KeyPlaces", "QueryPlaces", "Places", "NormPlaces", "Reach")}
-kinds |= {n: "*fp32" if exact else "*fp16" for n in ("V", "Side")} | {"scale": "fp32"}
+kinds |= {n: "*i32" for n in ("KeyPlaces", "QueryPlaces", "Places", "NormPlaces", "Reach", "Counts")}
+kinds |= {n: "*fp32" if exact else "*fp16" for n in ("V", "Side")} | {"scale": "fp32", "Order": "*i64"}
 signature, divisible = {}, {}
 for at, n in enumerate(kernel.arg_names):
     pointer = n[0].isupper() and n not in ("H", "G")
@@ -45,6 +52,8 @@ for at, n in enumerate(kernel.arg_names):
         divisible[(at,)] = [["tt.divisibility", 16]]
 source = ASTSource(kernel, signature, {(kernel.arg_names.index(n),): v for n, v in constants.items()}, divisible)
 options = {"num_warps": tile.warps, "num_stages": tile.stages}
+if tile.registers:
+    options["maxnreg"] = tile.registers
 compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
     file.write(compiled.asm["ptx"])
@@ -54,7 +63,9 @@ with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
 layouts = re.findall(r"^#linear\\\\w* = .*lane = (\\\\[\\\\[.*?\\\\]\\\\])", compiled.asm["ttgir"], re.MULTILINE)
 print(json.dumps({
     "lanes": [json.loads(lanes) for lanes in layouts], "ptxas": said.stdout + said.stderr,
-    "stages": compiled.asm["ttgir"].count("async_copy_global_to_local"),
+    "stages": compiled.asm["ttgir"].count("async_copy_global_to_local"), "shared": compiled.metadata.shared,
+    "atomics": re.findall(r"atomic_rmw.*tensor<(\\w+)x!", compiled.asm["ttgir"]),
+    "stores": re.findall(r"st.global.b32|st.global.v\\d.b32", compiled.asm["ptx"]),
 }))
 """.replace("\\\\", "\\")
 
@@ -82,3 +93,20 @@ def test_compiled_for_hopper(name: str, kind: str) -> None:
         assert "serialized" not in result["ptxas"]
         assert "0 bytes spill stores" in result["ptxas"]
         assert result["stages"] > 0
+
+
+def test_a_thread_chooses_the_largest_of_a_row() -> None:
+    result = compiled("chosen", 64, "bfloat16")
+    # Threads exchange nothing.
+    assert result["shared"] == 0
+    assert "0 bytes spill stores" in result["ptxas"]
+
+
+def test_the_largest_scores_of_a_pair_are_stored_at_once() -> None:
+    result = compiled("scored", 64, "bfloat16")
+    assert set(result["stores"]) == {"st.global.v4.b32"}
+
+
+def test_tiles_are_counted_once() -> None:
+    # Each of the tiles of 64 rows is a number of one thread.
+    assert compiled("rows", 64, "bfloat16")["atomics"] == ["64x8"]
