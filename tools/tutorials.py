@@ -1,0 +1,102 @@
+"""The tutorials as notebooks: ``python -m tools.tutorials`` runs those that changed, ``make site`` shows their outputs.
+
+A tutorial is a page of docs/tutorials, so a change to it can be read. Its blocks of ``python`` are the cells of a
+notebook, the text between them the rest. The notebook is run from top to bottom by nbclient in an empty folder and
+kept, with its outputs, as build/tutorials/NAME.ipynb; it is run again when the page or the package has changed. Outputs
+are not in the repository: they are of the machine and day of the build, and cannot go stale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ROOT / "docs" / "tutorials"
+NOTEBOOKS = ROOT / "build" / "tutorials"
+CELL = re.compile(r"^```python\n(.*?)^```\n?", re.DOTALL | re.MULTILINE)
+# Seconds that a cell may take before its tutorial has failed.
+LONGEST_CELL = 180
+
+
+def tutorials() -> list[Path]:
+    """The pages that are notebooks: all but the overview."""
+    return sorted(page for page in PAGES.glob("*.md") if page.name != "index.md")
+
+
+def cells(page: str) -> Iterator[tuple[str, str]]:
+    """The cells of a page, in order: ("markdown" or "code", source).
+
+    >>> list(cells("One.\\n```python\\n1 + 1\\n```\\nTwo.\\n"))
+    [('markdown', 'One.'), ('code', '1 + 1'), ('markdown', 'Two.')]
+    """
+    for place, text in enumerate(CELL.split(page)):
+        if text.strip():
+            yield ("markdown", "code")[place % 2], text.strip("\n")
+
+
+def fingerprint(page: Path) -> str:
+    """Of all that a tutorial's outputs depend on here: its text and the package."""
+    digest = hashlib.sha256(page.read_bytes())
+    for source in sorted((ROOT / "attnlab").rglob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+def executed(page: Path) -> Any:
+    """The page as a notebook that was run from top to bottom; a cell that fails is nbclient's error."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    make = {"markdown": nbformat.v4.new_markdown_cell, "code": nbformat.v4.new_code_cell}
+    parts = [make[kind](source) for kind, source in cells(page.read_text(encoding="utf-8"))]
+    for number, part in enumerate(parts):
+        part["id"] = f"cell-{number}"
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    notebook = nbformat.v4.new_notebook(cells=parts, metadata=kernel)
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        client = NotebookClient(notebook, timeout=LONGEST_CELL, resources={"metadata": {"path": folder}})
+        client.execute(env=environment)
+    notebook.metadata["attnlab"] = {"of": fingerprint(page), "seconds": round(time.perf_counter() - start, 1)}
+    return notebook
+
+
+def kept(page: Path, notebooks: Path = NOTEBOOKS) -> Any:
+    """The page's notebook as it was last run, with outputs; None where that was never, or before a change."""
+    import nbformat
+
+    file = notebooks / f"{page.stem}.ipynb"
+    if not file.exists():
+        return None
+    notebook = nbformat.read(file, as_version=4)
+    return notebook if notebook.metadata.get("attnlab", {}).get("of") == fingerprint(page) else None
+
+
+def main(arguments: list[str]) -> None:
+    """Runs the tutorials that changed, one after the other."""
+    import nbformat
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="tutorials to run (default: all that changed)")
+    options = parser.parse_args(arguments)
+    NOTEBOOKS.mkdir(parents=True, exist_ok=True)
+    for page in tutorials():
+        if page.stem in options.names or (not options.names and kept(page) is None):
+            notebook = executed(page)
+            nbformat.write(notebook, NOTEBOOKS / f"{page.stem}.ipynb")
+            print(f"{page.stem}: {notebook.metadata['attnlab']['seconds']} s", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
