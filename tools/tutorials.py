@@ -63,7 +63,7 @@ def executed(page: Path) -> Any:
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     notebook = nbformat.v4.new_notebook(cells=parts, metadata=kernel)
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = os.environ | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    environment = os.environ | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(notebook, timeout=LONGEST_CELL, resources={"metadata": {"path": folder}})
