@@ -66,7 +66,8 @@ def executed(page: Path) -> Any:
     environment = os.environ | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        client = NotebookClient(notebook, timeout=LONGEST_CELL, resources={"metadata": {"path": folder}})
+        folders = {"metadata": {"path": folder}}
+        client = NotebookClient(notebook, timeout=LONGEST_CELL, coalesce_streams=True, resources=folders)
         client.execute(env=environment)
     notebook.metadata["attnlab"] = {"of": fingerprint(page), "seconds": round(time.perf_counter() - start, 1)}
     return notebook
