@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import html
+import json
 import posixpath
 import re
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import attnlab
 from attnlab import cli
-from tools.tutorials import CELL, NOTEBOOKS, kept, tutorials
+from tools.tutorials import CELL, code_cells, kept, tutorials
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -170,7 +171,7 @@ def shown(output: Any, place: str) -> tuple[str, dict[str, str]]:
 
 def with_outputs(markdown: str, notebook: Any, name: str) -> tuple[str, dict[str, str]]:
     """A tutorial's page with the outputs below its cells, and the files that they need."""
-    outputs = iter([cell.outputs for cell in notebook.cells if cell.cell_type == "code"])
+    outputs = iter([cell.outputs for cell in code_cells(notebook)])
     files: dict[str, str] = {}
 
     def with_its_outputs(match: re.Match[str]) -> str:
@@ -200,9 +201,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path in outside_files([*pages, *IN_NAVIGATION]):
         files.append(File.generated(config, site_uri(path), abs_src_path=str(ROOT / path)))
     for page in tutorials():
-        if kept(page) is not None:
-            notebook = NOTEBOOKS / f"{page.stem}.ipynb"
-            files.append(File.generated(config, f"tutorials/{notebook.name}", abs_src_path=str(notebook)))
+        if (notebook := kept(page)) is not None:
+            files.append(File.generated(config, f"tutorials/{page.stem}.ipynb", content=json.dumps(notebook, indent=1)))
     return files
 
 

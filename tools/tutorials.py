@@ -2,7 +2,7 @@
 
 A tutorial is a page of docs/tutorials, so a change to it can be read. Its blocks of ``python`` are the cells of a
 notebook, the text between them the rest. The notebook is run from top to bottom by nbclient in an empty folder and
-kept, with its outputs, as build/tutorials/NAME.ipynb; it is run again when the page or the package has changed. Outputs
+kept, with its outputs, as build/tutorials/NAME.ipynb; it is run again when its code or the package has changed. Outputs
 are not in the repository: they are of the machine and day of the build, and cannot go stale.
 """
 
@@ -44,24 +44,31 @@ def cells(page: str) -> Iterator[tuple[str, str]]:
 
 
 def fingerprint(page: Path) -> str:
-    """Of all that a tutorial's outputs depend on here: its text and the package."""
-    digest = hashlib.sha256(page.read_bytes())
+    """Of all that a tutorial's outputs depend on here: its code and the package."""
+    code = [source for kind, source in cells(page.read_text(encoding="utf-8")) if kind == "code"]
+    digest = hashlib.sha256("\0".join(code).encode())
     for source in sorted((ROOT / "attnlab").rglob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()
 
 
-def executed(page: Path) -> Any:
-    """The page as a notebook that was run from top to bottom; a cell that fails is nbclient's error."""
+def as_notebook(page: Path) -> Any:
+    """The page as a notebook that was not run."""
     import nbformat
-    from nbclient import NotebookClient
 
     make = {"markdown": nbformat.v4.new_markdown_cell, "code": nbformat.v4.new_code_cell}
     parts = [make[kind](source) for kind, source in cells(page.read_text(encoding="utf-8"))]
     for number, part in enumerate(parts):
         part["id"] = f"cell-{number}"
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    notebook = nbformat.v4.new_notebook(cells=parts, metadata=kernel)
+    return nbformat.v4.new_notebook(cells=parts, metadata=kernel)
+
+
+def executed(page: Path) -> Any:
+    """The page as a notebook that was run from top to bottom; a cell that fails is nbclient's error."""
+    from nbclient import NotebookClient
+
+    notebook = as_notebook(page)
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     start = time.perf_counter()
@@ -73,15 +80,29 @@ def executed(page: Path) -> Any:
     return notebook
 
 
-def kept(page: Path, notebooks: Path = NOTEBOOKS) -> Any:
-    """The page's notebook as it was last run, with outputs; None where that was never, or before a change."""
+def kept(page: Path) -> Any:
+    """The page's notebook with the outputs of its last run; None where its code or the package has changed since.
+
+    The text between the cells is the page's as it is now.
+    """
     import nbformat
 
-    file = notebooks / f"{page.stem}.ipynb"
+    file = NOTEBOOKS / f"{page.stem}.ipynb"
     if not file.exists():
         return None
-    notebook = nbformat.read(file, as_version=4)
-    return notebook if notebook.metadata.get("attnlab", {}).get("of") == fingerprint(page) else None
+    run = nbformat.read(file, as_version=4)
+    if run.metadata.get("attnlab", {}).get("of") != fingerprint(page):
+        return None
+    notebook = as_notebook(page)
+    notebook.metadata["attnlab"] = run.metadata["attnlab"]
+    for cell, before in zip(code_cells(notebook), code_cells(run), strict=True):
+        cell.outputs, cell.execution_count = before.outputs, before.execution_count
+    return notebook
+
+
+def code_cells(notebook: Any) -> list[Any]:
+    """The cells of a notebook that have outputs."""
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def main(arguments: list[str]) -> None:
