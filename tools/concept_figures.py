@@ -48,13 +48,13 @@ def effective() -> str:
     kept = al.effective_attention(trace[2])
     head = int(kept.removed[0].argmax())
     standard, rest = trace[2].weights()[0, head], kept.weights[0, head]
-    shown = 36
+    shown = 26
     return matrices(
         [
             matrix(f"W, layer 2 head {head}", standard[:shown, :shown].sqrt()),
             matrix("|effective attention|", rest[:shown, :shown].abs().sqrt()),
         ],
-        cell=8,
+        cell=11,
     )
 
 

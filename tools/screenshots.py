@@ -30,12 +30,13 @@ PASSAGE = (
 
 @dataclass(frozen=True)
 class Picture:
-    """A page of ``WORK``, how it is made, and the size of the picture."""
+    """A page of ``WORK``, how it is made, the picture's size, and JavaScript that is run on the page before."""
 
     page: str
     make: Callable[[], None]
     height: int = 860
     width: int = 1280
+    before: str = ""
 
 
 def command(*words: object) -> Callable[[], None]:
@@ -72,9 +73,16 @@ def trained(name: str, *options: object) -> Callable[[], None]:
 
 
 GUIDED = trained(
-    "guided", "--model", "bert-3x64", "--guidance", "--record", "To be, or not to be: that is the question."
+    "guided",
+    "--model",
+    "bert-3x128",
+    "--guidance-patterns",
+    "next,prev",
+    "--guidance",
+    "--record",
+    "To be, or not to be: that is the question.",
 )
-PLAIN = trained("plain", "--model", "bert-3x64")
+PLAIN = trained("plain", "--model", "bert-3x128")
 CAUSAL = trained("causal", "--model", "llama-2x64", "--task", "causal")
 CONVERT = ("convert", "causal/model", "-m", "abc-select:slots=8,window=16,sinks=2", "--text", BOOK, "--tokens", "60k")
 JUDGE = (
@@ -90,6 +98,13 @@ JUDGE = (
     "--tasks",
     "needle",
 )
+
+BESIDE = "[...document.querySelectorAll('button')].find((button) => button.textContent == 'Beside').click()"
+LAST_STEP = """(() => {
+    const slider = document.querySelector("input[type=range]");
+    slider.value = slider.max;
+    slider.dispatchEvent(new Event("input"));
+})()"""
 
 PICTURES = {
     "demo": Picture("demo/index.html", command("demo", "--out", "demo"), height=1000),
@@ -113,12 +128,18 @@ PICTURES = {
         ),
     ),
     "explorer": Picture(
-        "explorer.html", command("explore", SHIPPED, PASSAGE, "--all", "-o", "explorer.html"), width=1720, height=980
+        "explorer.html",
+        command("explore", SHIPPED, PASSAGE, "--all", "-o", "explorer.html"),
+        width=1720,
+        before=BESIDE,
+        height=980,
     ),
     "explorer-mechanism": Picture(
-        "mechanism.html", command("explore", SHIPPED, PASSAGE, "-m", "value-aware:r=16", "-o", "mechanism.html")
+        "mechanism.html", command("explore", SHIPPED, PASSAGE, "-m", "top-r:r=4", "-o", "mechanism.html")
     ),
-    "explorer-run": Picture("run.html", runs(GUIDED, command("explore", "guided", "-o", "run.html")), height=940),
+    "explorer-run": Picture(
+        "run.html", runs(GUIDED, command("explore", "guided", "-o", "run.html")), height=940, before=LAST_STEP
+    ),
     "explorer-long": Picture(
         "long.html", command("explore", "smollm2", "--long", "--text", BOOK, "--tokens", 1024, "-o", "long.html")
     ),
@@ -130,7 +151,7 @@ PICTURES = {
         "converted.html",
         runs(
             CAUSAL,
-            command(*CONVERT, "--batch", 1024, "--lengths", "128=1", "--out", "bounded"),
+            command(*CONVERT, "--batch", 1024, "--lengths", "64=1", "--out", "bounded"),
             command("report", "bounded", "-o", "converted.html"),
         ),
     ),
@@ -139,6 +160,7 @@ PICTURES = {
 
 def main(arguments: list[str]) -> None:
     """Makes the pages that are not there yet, and takes their pictures."""
+    from PIL import Image
     from playwright.sync_api import sync_playwright
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -154,8 +176,14 @@ def main(arguments: list[str]) -> None:
             page = chromium.new_page(viewport={"width": picture.width, "height": picture.height})
             page.goto((WORK / picture.page).as_uri())
             page.wait_for_timeout(1500)
+            page.evaluate(picture.before or "null")
+            page.wait_for_timeout(500)
             page.screenshot(path=str(OUT / f"{name}.png"))
             page.close()
+            # 256 colours are enough for a page, and a third of the bytes.
+            Image.open(OUT / f"{name}.png").quantize(256, dither=Image.Dither.NONE).save(
+                OUT / f"{name}.png", optimize=True
+            )
             print(OUT / f"{name}.png", flush=True)
 
 
