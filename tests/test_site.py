@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib.util
 import os
 import re
@@ -34,6 +35,15 @@ needs_site = pytest.mark.skipif(
 needs_notebooks = pytest.mark.skipif(
     not installed("nbclient", "ipykernel"), reason="nbclient is not here: make site brings it"
 )
+
+
+@pytest.mark.parametrize("name", ["site_pages", "tutorials", "doctest_fences"])
+def test_examples_of_the_tools_are_true(name: str) -> None:
+    if name == "doctest_fences":
+        pytest.importorskip("griffe", reason="griffe is not here: make site brings it")
+    done = doctest.testmod(importlib.import_module(f"tools.{name}"))
+    assert done.attempted > 0
+    assert done.failed == 0
 
 
 def test_every_public_name_is_on_one_page_of_the_api() -> None:

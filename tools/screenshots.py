@@ -85,6 +85,7 @@ GUIDED = trained(
 PLAIN = trained("plain", "--model", "bert-3x128")
 CAUSAL = trained("causal", "--model", "llama-2x64", "--task", "causal")
 CONVERT = ("convert", "causal/model", "-m", "abc-select:slots=8,window=16,sinks=2", "--text", BOOK, "--tokens", "60k")
+COMPARE = ("compare", SHIPPED, "--text", BOOK, "-m", "top-r:r=16", "-m", "window:r=16", "-m", "kernel:elu")
 JUDGE = (
     "judge",
     "smollm2",
@@ -108,25 +109,7 @@ LAST_STEP = """(() => {
 
 PICTURES = {
     "demo": Picture("demo/index.html", command("demo", "--out", "demo"), height=1000),
-    "compare": Picture(
-        "compare.html",
-        command(
-            "compare",
-            SHIPPED,
-            "--text",
-            BOOK,
-            "-m",
-            "top-r:r=16",
-            "-m",
-            "window:r=16",
-            "-m",
-            "kernel:elu",
-            "--tokens",
-            2048,
-            "-o",
-            "compare.html",
-        ),
-    ),
+    "compare": Picture("compare.html", command(*COMPARE, "--tokens", 1024, "--length", 128, "-o", "compare.html")),
     "explorer": Picture(
         "explorer.html",
         command("explore", SHIPPED, PASSAGE, "--all", "-o", "explorer.html"),
@@ -141,19 +124,22 @@ PICTURES = {
         "run.html", runs(GUIDED, command("explore", "guided", "-o", "run.html")), height=940, before=LAST_STEP
     ),
     "explorer-long": Picture(
-        "long.html", command("explore", "smollm2", "--long", "--text", BOOK, "--tokens", 1024, "-o", "long.html")
+        "long.html", command("explore", "smollm2", "--long", "--text", BOOK, "--tokens", 512, "-o", "long.html")
     ),
     "evaluate": Picture("evaluation.html", evaluation),
     "judge": Picture("judge.html", command(*JUDGE, "--lengths", 256, "--cases", 4, "-o", "judge.html")),
     "audit": Picture("audit/audit.html", command("audit", SHIPPED, "--text", BOOK, "--out", "audit")),
-    "report": Picture("report.html", runs(GUIDED, PLAIN, command("report", "guided", "plain", "-o", "report.html"))),
+    "report": Picture(
+        "report.html", runs(GUIDED, PLAIN, command("report", "guided", "plain", "-o", "report.html")), height=1400
+    ),
     "convert": Picture(
         "converted.html",
         runs(
             CAUSAL,
             command(*CONVERT, "--batch", 1024, "--lengths", "64=1", "--out", "bounded"),
-            command("report", "bounded", "-o", "converted.html"),
+            command("report", "bounded/stages/1-heads", "bounded/stages/3-logits", "-o", "converted.html"),
         ),
+        height=1400,
     ),
 }
 
