@@ -14,15 +14,8 @@ EXAMPLE = re.compile(r"(?:^[ ]*>>> .*\n?(?:^[ ]*\S.*\n?)*)+", re.MULTILINE)
 def fenced(docstring: str) -> str:
     """The docstring with its examples as fences of ``pycon``.
 
-    >>> print(fenced("One.\\n\\n>>> 1 + 1\\n2\\n\\nTwo."))
-    One.
-    <BLANKLINE>
-    ```pycon
-    >>> 1 + 1
-    2
-    ```
-    <BLANKLINE>
-    Two.
+    >>> fenced("One.\\n\\n>>> 1 + 1\\n2\\n\\nTwo.")
+    'One.\\n\\n```pycon\\n>>> 1 + 1\\n2\\n```\\n\\nTwo.'
     """
     return EXAMPLE.sub(lambda match: f"```pycon\n{match.group().rstrip()}\n```\n", docstring)
 
