@@ -124,7 +124,7 @@ PICTURES = {
         "run.html", runs(GUIDED, command("explore", "guided", "-o", "run.html")), height=940, before=LAST_STEP
     ),
     "explorer-long": Picture(
-        "long.html", command("explore", "smollm2", "--long", "--text", BOOK, "--tokens", 512, "-o", "long.html")
+        "long.html", command("explore", SHIPPED, "--long", "--text", BOOK, "--tokens", 512, "-o", "long.html")
     ),
     "evaluate": Picture("evaluation.html", evaluation),
     "judge": Picture("judge.html", command(*JUDGE, "--lengths", 256, "--cases", 4, "-o", "judge.html")),
