@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JSCPD := npx --yes jscpd@5.3.3
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo models test test-all test-gpu check duplicates format bench docs browser lock clean
+.PHONY: demo models test test-all test-gpu check duplicates format bench docs site browser lock clean
 
 demo: $(VENV)/.core
 	$(BIN)/attnlab demo --out demo
@@ -17,8 +17,8 @@ models: $(VENV)/.dev
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu"
 
-# The longer checks: kills at twenty random points, two-process training, whole reproductions in the small.
-test-all: $(VENV)/.dev
+# The longer checks: kills at twenty random points, two-process training, whole reproductions in the small, the site and its tutorials.
+test-all: $(VENV)/.site
 	$(BIN)/python -m pytest -n 2 -m "not gpu"
 
 test-gpu: $(VENV)/.dev
@@ -51,6 +51,12 @@ docs: $(VENV)/.dev
 	$(BIN)/python -m papers docs
 	$(BIN)/python -m tools.command_line_page
 
+# The site, into build/site: its tutorials are run where they changed, links, anchors and names are checked. Search wants a server:
+# python -m http.server -d build/site
+site: $(VENV)/.site
+	$(BIN)/python -m tools.tutorials
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 # For the tests that look at pages; without Chromium they are skipped and say so.
 browser:
 	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium fonts-dejavu-core; }
@@ -70,6 +76,11 @@ $(VENV)/.core: requirements.lock requirements-cpu.lock requirements-cuda.lock py
 
 $(VENV)/.dev: requirements-dev.lock $(VENV)/.core
 	$(LOCKED) requirements-dev.lock
+	$(PIP) check
+	touch $@
+
+$(VENV)/.site: requirements-site.lock $(VENV)/.dev
+	$(LOCKED) requirements-site.lock
 	$(PIP) check
 	touch $@
 

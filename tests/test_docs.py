@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import attnlab as al
+from attnlab.cli import make_parser
 from attnlab.pages.explorer import read_timeline
 from tests.opened_pages import ROOT, python_blocks, run_blocks
 
@@ -32,11 +34,12 @@ def _pages(*patterns: str) -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for pattern in patterns for path in ROOT.glob(pattern))
 
 
-GUIDES = _pages("README.md", "docs/*.md")
-ALL_PAGES = _pages("*.md", "docs/*.md", "notes/*.md", "papers/*.md", "papers/*/*.md")
+GUIDES = _pages("README.md", "docs/*.md", "docs/*/*.md")
+ALL_PAGES = [*GUIDES, *_pages("[!R]*.md", "notes/*.md", "papers/*.md", "papers/*/*.md")]
 NOT_RUN = {
     "docs/your-own-mechanism.md": "it registers a mechanism, and has a test of its own above",
     "docs/kernels.md": "its Python is about tensors on a GPU",
+    **dict.fromkeys(_pages("docs/tutorials/*.md"), "a notebook, which tests/test_site.py runs"),
 }
 RUNNABLE = [page for page in GUIDES if python_blocks(page) and page not in NOT_RUN]
 
@@ -85,6 +88,23 @@ def test_python_that_is_only_shown_compiles(page: str) -> None:
     """A block that cannot run in the tests, as it needs a download, is fenced as ``py`` instead of ``python``."""
     for source in re.findall(r"```py\n(.*?)```", _read(page), flags=re.DOTALL):
         compile(source, page, "exec", dont_inherit=True)
+
+
+def _commands(page: str) -> list[str]:
+    """The lines of a page's blocks, other than Python, that call attnlab's command line; a command may go on below."""
+    blocks = re.findall(r"^```(?:bash)?\n(.*?)^```", _read(page), flags=re.DOTALL | re.MULTILINE)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [match.group(1) for line in lines if (match := re.match(r"(?:\.venv/bin/)?attnlab ([a-z].*)", line))]
+
+
+COMMANDS_SHOWN = [(page, line) for page in GUIDES for line in _commands(page)]
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS_SHOWN, ids=lambda shown: shown[:60])
+def test_commands_on_the_pages_are_understood(page: str, line: str) -> None:
+    """They are about a reader's own model and text, so they are not run, but every option must be one that there is."""
+    words = shlex.split(line, comments=True)
+    assert make_parser(words).parse_args(words).command == words[0]
 
 
 @pytest.mark.parametrize("page", GUIDES)

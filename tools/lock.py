@@ -9,6 +9,7 @@ the newest.
   hand (`--wheel FILE`); those known before are kept. pip takes the registry's build wherever it can see both, so this
   file is installed first.
 - requirements-dev.lock: what tests, checks, training and benchmarks need on top.
+- requirements-site.lock: what the site and its notebooks need on top of that.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CORE, CUDA, CPU, DEV = (ROOT / f"requirements{kind}.lock" for kind in ("", "-cuda", "-cpu", "-dev"))
+CORE, CUDA, CPU, DEV, SITE = (ROOT / f"requirements{kind}.lock" for kind in ("", "-cuda", "-cpu", "-dev", "-site"))
 # Resolved once for every system and for every Python from the oldest that attnlab runs on.
 RESOLVE = ["pip", "compile", "pyproject.toml", "--no-config", "--quiet", "--universal", "--fork-strategy=fewest"]
 RESOLVE += ["--python-version=3.10", "--no-annotate", "--no-header", "--generate-hashes"]
@@ -31,6 +32,7 @@ HEADERS = {
     CUDA: "On top of requirements.lock where torch is the registry's build for Linux: its CUDA libraries.",
     CPU: "Before requirements.lock, where a CPU build of torch is to be taken.",
     DEV: "On top of requirements.lock: what tests, checks, training and benchmarks need.",
+    SITE: "On top of requirements-dev.lock: what the site and its notebooks need.",
 }
 
 Blocks = dict[str, str]
@@ -94,7 +96,7 @@ def write(path: Path, lock: Blocks) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Resolves both environments and writes the four files."""
+    """Resolves the environments and writes the five files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--uv", default="uv", help="the resolver's program")
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions that pyproject.toml allows")
@@ -113,7 +115,12 @@ def main(arguments: list[str]) -> None:
     dev = resolve(options.uv, together, [CORE, CUDA, DEV], options.upgrade)
     # Tests run the kernels in triton's interpreter, with any build of torch, so triton is in this file too.
     there = {package(name) for name in [*core, *cuda]} - {"triton", "colorama"}
-    write(DEV, {name: block for name, block in dev.items() if package(name) not in there})
+    dev = {name: block for name, block in dev.items() if package(name) not in there}
+    write(DEV, dev)
+    together += ["--extra", "site", "-c", str(DEV)]
+    site = resolve(options.uv, together, [CORE, CUDA, DEV, SITE], options.upgrade)
+    there |= {package(name) for name in dev} | {"triton"}
+    write(SITE, {name: block for name, block in site.items() if package(name) not in there})
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ verdicts, and the table of its results files with device, time, commit and comma
 
 papers/DATA.md marks where the list of data sets goes, by ``<!-- data-sets -->``.
 
-The pages are README.md, docs/*.md, notes/*.md, papers/*.md and papers/*/*.md. ``--check`` changes nothing and fails if
+The pages are README.md, docs/*.md, docs/*/*.md, notes/*.md, papers/*.md and papers/*/*.md. ``--check`` changes nothing
+and fails if
 a page is stale, docs/claims.md included.
 """
 
@@ -47,7 +48,7 @@ REGION = re.compile(
     r".*?(?P<close><!-- /table -->)",
     re.DOTALL,
 )
-PAGES = ("README.md", "docs/*.md", "notes/*.md", "papers/*.md", "papers/*/*.md")
+PAGES = ("README.md", "docs/*.md", "docs/*/*.md", "notes/*.md", "papers/*.md", "papers/*/*.md")
 OF_FOLDERS = re.compile(
     r"(?P<open><!-- (?P<kind>experiments|headline|sources):(?P<folder>\w+) -->\n).*?(?P<close><!-- /(?P=kind) -->)",
     re.DOTALL,
