@@ -49,7 +49,7 @@ def _compared(aware: Scores, others: Scores, *, sign: int) -> Row:
     differences = [sign * (a - b) for a, b in zip(aware[best][1::2], others[other][1::2], strict=True)]
     value, low, high = bootstrap_interval(differences)
     better = "values" if low > 0 else "without" if high < 0 else "undecided"
-    names = {"by values": best, "without": other}
+    names = {"by_values": best, "without": other}
     return names | {"difference": value, "low": low, "high": high, "cases": len(differences), "better": better}
 
 

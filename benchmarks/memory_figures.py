@@ -17,8 +17,8 @@ HERE = Path(__file__).resolve().parent
 Row = dict[str, Any]
 # The policies that a picture has room for, in the order of its key.
 POLICIES = (
-    "streaming-llm", "h2o", "snapkv", "keydiff", "expected-attention", "leave-one-out", "kvzip:layers=shared",
-    "compact:queries=repeat,choose=largest,safeguard=0.2",
+    "streaming-llm", "h2o", "snapkv", "keydiff", "expected-attention", "leave-one-out", "criticalkv",
+    "kvzip",
 )  # fmt: skip
 LENGTH = 2048
 
@@ -68,13 +68,11 @@ def conversion_points(rows: Sequence[Row]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--results", type=Path, default=HERE / "results", help="the folder of judge_2048.json, convert.json"
-    )
+    parser.add_argument("--results", type=Path, default=HERE / "results", help="the folder of judge.json, convert.json")
     parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "images")
     parser.add_argument("--length", type=int, default=LENGTH)
     args = parser.parse_args()
-    judged, converted = (args.results / name for name in ("judge_2048.json", "convert.json"))
+    judged, converted = (args.results / name for name in ("judge.json", "convert.json"))
     if judged.exists():
         rows = json.loads(judged.read_text(encoding="utf-8"))["rows"]
         print(write_atomic(args.out / "cache-curves.svg", cache_curves(rows, args.length)))

@@ -45,7 +45,7 @@ TINY = (Shape(1, 2, 1, 70, 16),)
 # The longest text whose W is made: for errors, and for the eager peer.
 DENSE = 4096
 # Columns of ``times`` that the summary has.
-IN_SUMMARY = ("rows", "rows ranked by lengths", "keys and squares", "removed share", "everything")
+IN_SUMMARY = ("rows", "rows and squares", "rows ranked by lengths", "keys and squares", "removed share", "everything")
 # By the pass and the width of a head: rows, keys, warps, stages, numbers that a sum is kept as, registers of a thread
 # (0: any). A tile of the first pass serves both rankings.
 ROWS, RANKED, COLUMNS = PASSES = "rows", "rows ranked by lengths", "columns"

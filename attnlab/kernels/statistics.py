@@ -65,9 +65,9 @@ class Tile(NamedTuple):
 
 
 # By the widest head: tiles of the first pass, of the first pass that also ranks by lengths, and of the second pass.
-ROW_TILE = {64: Tile(64, 128, 4, 2, 1), WIDEST: Tile(64, 32, 4, 3, registers=168)}
-RANKED_ROW_TILE = {64: Tile(64, 128, 4, 2), WIDEST: Tile(64, 64, 4, 2)}
-COLUMN_TILE = {64: Tile(64, 128, 4, 3), WIDEST: Tile(64, 64, 4, 2)}
+ROW_TILE = {64: Tile(64, 64, 4, 3, registers=168), WIDEST: Tile(64, 64, 4, 2)}
+RANKED_ROW_TILE = {64: Tile(64, 128, 4, 2, 1), WIDEST: Tile(64, 64, 4, 2)}
+COLUMN_TILE = {64: Tile(64, 128, 4, 2, registers=128), WIDEST: Tile(64, 64, 4, 2)}
 # Of squares whose side or place is no multiple of the tile's.
 SMALL_COLUMN_TILE = {64: Tile(64, 64, 4, 3), WIDEST: Tile(64, 64, 4, 3)}
 # Float32 has no tensor cores here, and its products need more registers.
