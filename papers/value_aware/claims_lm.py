@@ -49,10 +49,10 @@ CLAIMS = (
         "aware",
         LM_NAME,
         "Section 3",
-        "On a pretrained LM, r value-aware keys lose less than the r largest weights, at every r to d + 1.",
+        "On a pretrained LM, r value-aware keys lose less than the r largest weights, at every r that was run.",
         "",
         _everywhere("value-aware", sign=1.0),
-        headline="and so on a pretrained LM, at every number of keys to d + 1",
+        headline="and so on a pretrained LM",
     ),
     _claim(
         "window",

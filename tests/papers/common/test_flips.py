@@ -57,7 +57,9 @@ def changes(claim: Claim, result: dict[str, Any]) -> Iterator[Change]:
             if isinstance(own[0], bool):
                 yield wanted.table, wanted.column, {place: not rows[place][wanted.column] for place in places}
                 continue
-            for factor in FACTORS:
+            # A perplexity is never negative, a difference may be.
+            signed = any(isinstance(n := row.get(wanted.column), float) and n < 0 for row in rows)
+            for factor in (*FACTORS, -1.0) if signed else FACTORS:
                 yield (
                     wanted.table,
                     wanted.column,
