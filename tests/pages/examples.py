@@ -261,6 +261,7 @@ def an_audit() -> dict[str, Any]:
     change = {**place, **numbers, "new_findings": ["duplicate"], "gone_findings": []}
     text = {"name": "frankenstein.txt", "windows": 6}
     return {
+        "name": "audit",
         "model": {"name": "a model", "parameters": 12345},
         "text": text,
         "shape": {"length": 64},
