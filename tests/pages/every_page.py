@@ -15,6 +15,7 @@ from attnlab.pages.evaluate import evaluate_page
 from attnlab.pages.explorer import explore_run
 from attnlab.pages.judge import judge_page
 from attnlab.pages.long import Region, long_page, pack_long
+from attnlab.pages.notebook import Result
 from attnlab.reading.timeline import record_step
 from papers.common.ledger_page import claims_page
 from tests.papers.common.made_up import as_the_papers_say
@@ -58,6 +59,14 @@ def _long(folder: Path) -> bytes:
     return long_page(pack_long(replace(random_text(600, 3, 4, chosen=3, squares=32), regions=[exact])))
 
 
+def _notebook(folder: Path) -> str:
+    """Views of results as a notebook sets them: its own colours, on its own ground."""
+    results = (a_comparison(), an_evaluation(), a_judgement(), an_audit())
+    views = "".join(Result(result)._repr_html_() for result in results)
+    head = "<title>A notebook</title><meta name='viewport' content='width=device-width'><style>:root { color-scheme: light dark }</style>"
+    return f'<!doctype html><html lang="en"><head>{head}</head><body><main>{views}</main></body></html>'
+
+
 # By name: the page's content, made with an empty folder for what it reads.
 PAGES: dict[str, Callable[[Path], str | bytes]] = {
     "compare": lambda _: compare_page(a_comparison()),
@@ -74,6 +83,7 @@ PAGES: dict[str, Callable[[Path], str | bytes]] = {
     "explore-translation": lambda _: translation()[0].html(),
     "explore-training": _training,
     "explore-long": _long,
+    "notebook": _notebook,
 }
 
 

@@ -74,9 +74,9 @@ def test_the_outputs_are_readable_in_a_browser(
     )
     # A frame that is off the screen draws when it comes into view.
     page.locator("iframe").scroll_into_view_if_needed()
-    page.screenshot(path=str(Path(SCREENSHOTS or tmp_path) / f"notebook-{scheme}.png"), full_page=True)
     inside = page.frame_locator("iframe")
     inside.locator("html[data-drawn]:not([data-drawing])").wait_for(state="attached")
+    page.screenshot(path=str(Path(SCREENSHOTS or tmp_path) / f"notebook-{scheme}.png"), full_page=True)
     before = inside.locator(".x-head h2").inner_text()
     inside.locator(".x-grid").press("ArrowRight")
     page.wait_for_timeout(400)
