@@ -65,7 +65,7 @@ def compare_page(result: Mapping[str, Any]) -> str:
         element("p", str(result.get("introduction", "")), class_="about") if result.get("introduction") else None,
         element(
             "div",
-            element("h3", "What you are looking at"),
+            element("h2", "What you are looking at"),
             element("div", [element("p", paragraph) for paragraph in INTRODUCTION]),
             class_="card teach",
         ),

@@ -64,7 +64,9 @@ def _notebook(folder: Path) -> str:
     results = (a_comparison(), an_evaluation(), a_judgement(), an_audit())
     views = "".join(Result(result)._repr_html_() for result in results)
     head = "<title>A notebook</title><meta name='viewport' content='width=device-width'><style>:root { color-scheme: light dark }</style>"
-    return f'<!doctype html><html lang="en"><head>{head}</head><body><main>{views}</main></body></html>'
+    return (
+        f'<!doctype html><html lang="en"><head>{head}</head><body><main><h1>A notebook</h1>{views}</main></body></html>'
+    )
 
 
 # By name: the page's content, made with an empty folder for what it reads.
