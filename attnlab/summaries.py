@@ -1,12 +1,12 @@
-"""A short repr for records that hold tensors, whose numbers would fill pages."""
+"""How records that hold tensors, whose numbers would fill pages, are shown: as one line, or in a notebook."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-__all__ = ["short_repr"]
+__all__ = ["notebook_view", "short_repr", "short_value"]
 
 LONGEST = 120
 
@@ -20,11 +20,19 @@ def short_repr(record: Any) -> str:
         names = [f.name for f in dataclasses.fields(record) if f.repr]
     else:
         names = list(record._fields)
-    shown = ", ".join(f"{name}={_shown(getattr(record, name))}" for name in names)
-    return f"{type(record).__name__}({shown})"
+    fields = ", ".join(f"{name}={short_value(getattr(record, name))}" for name in names)
+    return f"{type(record).__name__}({fields})"
 
 
-def _shown(value: Any) -> str:
+def notebook_view(title: str, rows: Sequence[Mapping[str, Any]], *, about: str = "", note: str = "") -> str:
+    """For ``_repr_html_``: a short table as HTML; the markup is imported when a notebook asks for it."""
+    from attnlab.pages import notebook
+
+    return notebook.notebook_view(title, rows, about=about, note=note)
+
+
+def short_value(value: Any) -> str:
+    """One field: of a tensor or an array the dtype and the shape, of a long value the beginning or the length."""
     if hasattr(value, "shape") and hasattr(value, "dtype") and tuple(value.shape):
         return f"{str(value.dtype).removeprefix('torch.')}{tuple(value.shape)}"
     if isinstance(value, Collection) and not isinstance(value, str):

@@ -16,7 +16,7 @@ from attnlab.attention import AttentionCall, Mechanism
 from attnlab.provenance import saved_folder, write_atomic, write_json
 from attnlab.registry import spec_of, stored_mechanism
 from attnlab.shapes import Float
-from attnlab.summaries import short_repr
+from attnlab.summaries import notebook_view, short_repr, short_value
 
 __all__ = ["Kind", "LayerTrace", "Trace", "find_layer", "recorded_layers"]
 
@@ -39,6 +39,13 @@ class LayerTrace:
     name: str
 
     __repr__ = short_repr
+
+    def _repr_html_(self) -> str:
+        tensors = {name: getattr(self.call, name) for name in CALL_TENSORS}
+        tensors |= {"output": self.output, "projection": self.projection}
+        rows = [{"tensor": name, "what": short_value(t)} for name, t in tensors.items() if t is not None]
+        title = f"{self.kind} layer {self.layer}: {self.name}"
+        return notebook_view(title, rows, about=short_value(self.mechanism), note="weights() computes W.")
 
     def weights(self) -> Float[Tensor, "b h q k"]:
         """The dense W of this layer; differentiable when the model ran with gradients."""
@@ -91,6 +98,14 @@ class Trace:
     def __repr__(self) -> str:
         counts = {kind: sum(k == kind for k, _ in self._layers) for kind in ("encoder", "decoder", "cross")}
         return f"Trace({', '.join(f'{n} {kind}' for kind, n in counts.items() if n) or 'nothing recorded'})"
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for layer in self:
+            b, h, n_q, n_k = layer.call.sizes
+            place = {"kind": layer.kind, "layer": layer.layer, "mechanism": short_value(layer.mechanism)}
+            rows.append({**place, "inputs": b, "heads": h, "queries": n_q, "keys": n_k, "name": layer.name})
+        return notebook_view(repr(self), rows)
 
     def _find(self, key: int | tuple[Kind, int]) -> tuple[Kind, int]:
         if not self._layers:

@@ -27,6 +27,8 @@ BELOW: dict[str, set[str]] = {
     **{leaf: set() for leaf in LEAVES},
     # What it adds to other packages is imported when they ask for it.
     "hooks": {"adapters"},
+    # What a notebook shows is markup, imported when a notebook asks for it.
+    "summaries": {"pages"},
     "attention": {"call_checks"},
     # It reads the fields of a call, whose type it names.
     "call_checks": {"attention"},

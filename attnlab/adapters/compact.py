@@ -19,7 +19,7 @@ from attnlab.fields import check_int
 from attnlab.linalg.caratheodory import caratheodory
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.shapes import Bool, Float, Int
-from attnlab.summaries import short_repr
+from attnlab.summaries import notebook_view, short_repr
 from attnlab.trace import LayerTrace, Trace, recorded_layers
 
 __all__ = ["CompactedLayer", "Compaction", "compact"]
@@ -73,6 +73,19 @@ class Compaction:
         report = self.report()
         shown = ", ".join(f"{name} {_shown(report[name])}" for name in ("error", "worst_error", "mass_error", "bound"))
         return f"Compaction({len(self.layers)} layers, {self.before} -> {report['keys']:.4g} keys a head; {shown})"
+
+    def _repr_html_(self) -> str:
+        measures = ("keys", "error", "fitted_error", "mass_error", "bound")
+        rows = [
+            {"layer": layer.layer}
+            | {
+                name: _mean(getattr(layer.certificate, name).double())
+                for name in measures
+                if layer.certificate is not None
+            }
+            for layer in self.layers
+        ]
+        return notebook_view(repr(self), rows, note="Means over key/value heads.")
 
     def report(self) -> dict[str, Any]:
         """Plain JSON: means over layers and heads, the worst head's error, and every layer's certificate."""

@@ -16,6 +16,7 @@ from attnlab.adapters.contexts import swap
 from attnlab.fields import check_fields, check_int, expect
 from attnlab.provenance import write_json
 from attnlab.registry import mechanism, stored_mechanism
+from attnlab.summaries import notebook_view
 
 __all__ = ["Plan", "PlannedFor", "refuse_other_model", "swap_plan"]
 
@@ -74,6 +75,19 @@ class Plan:
                 raise ValueError(f"layer {key!r}: a plan holds spec strings, got {type(spec).__name__}")
             mechanism(spec)
         object.__setattr__(self, "layers", dict(self.layers))
+
+    def _repr_html_(self) -> str:
+        rows = [{"layer": _name(key), "mechanism": spec} for key, spec in self.layers.items()]
+        about = f"For {self.planned_for}." if self.planned_for is not None else ""
+        measured = (
+            ""
+            if self.report is None
+            else "; ".join(
+                f"{row['name']} {row['bytes']:,} bytes, loss {row['loss']:.3f}" for row in self.report["measured"]
+            )
+        )
+        note = f"On held-out text: {measured}." if measured else ""
+        return notebook_view("Plan: layers not named keep the model's own attention", rows, about=about, note=note)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON holds it, with layers named "3" or "cross 3"."""

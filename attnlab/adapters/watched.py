@@ -15,6 +15,7 @@ from torch import Tensor
 from attnlab.linalg.streaming import Measures, RowStatistics
 from attnlab.provenance import saved_folder, write_atomic, write_json
 from attnlab.shapes import Float
+from attnlab.summaries import notebook_view
 from attnlab.trace import Kind, find_layer
 
 __all__ = ["AttentionStatistics", "LayerStatistics"]
@@ -42,6 +43,10 @@ class LayerStatistics(RowStatistics):
     blocks: Float[Tensor, "b h i j"] | None
     block: int
     missing: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def _repr_html_(self) -> str:
+        rows = [{"head": head, **_means(self, head)} for head in range(self.entropy.shape[1])]
+        return notebook_view(f"Statistics of {self.kind} layer {self.layer}", rows, note="Means over queries.")
 
 
 # Fields of a layer that are tensors, or None.
@@ -91,6 +96,10 @@ class AttentionStatistics:
         sets = f", sets {', '.join(layers[0].sets)}" if layers[0].sets else ""
         return f"AttentionStatistics({kinds}; {b} x {h} heads x {n_q} queries, {self.measures.largest} largest{sets})"
 
+    def _repr_html_(self) -> str:
+        rows = [{"kind": layer.kind, "layer": layer.layer, **_means(layer, slice(None))} for layer in self.layers]
+        return notebook_view(repr(self), rows, note="Means over heads and queries.")
+
     def save(self, folder: Path | str) -> Path:
         """Write statistics.safetensors and statistics.json into a folder."""
         from safetensors.torch import save
@@ -136,6 +145,12 @@ class AttentionStatistics:
             AttributeError,
         ) as error:
             raise ValueError(f"{folder} holds damaged statistics: {error!r}; watch and save them again") from None
+
+
+def _means(layer: LayerStatistics, heads: int | slice) -> dict[str, float | None]:
+    """The statistics that are one number for a query, averaged over the heads named and all queries."""
+    measured = {name: getattr(layer, name) for name in ("entropy", "sinks", "recent", "distance", "norm", "removed")}
+    return {name: None if t is None else float(t[:, heads].double().nanmean()) for name, t in measured.items()}
 
 
 def _restored(i: int, entry: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> LayerStatistics:

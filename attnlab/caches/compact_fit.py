@@ -13,7 +13,7 @@ from attnlab.caches.contract import Refit, take_keys
 from attnlab.chunks import chunk_budget
 from attnlab.linalg.compaction import mass_weights, moved_values
 from attnlab.shapes import Bool, Float, Int
-from attnlab.summaries import short_repr
+from attnlab.summaries import notebook_view, short_repr
 
 __all__ = ["Certificate", "References", "fit"]
 
@@ -107,6 +107,15 @@ class Certificate:
     def __repr__(self) -> str:
         numbers = ", ".join(f"{f.name}={float(getattr(self, f.name).float().nanmean()):.3g}" for f in fields(self))
         return f"Certificate({numbers}; means of {self.keys.numel()} heads)"
+
+    def _repr_html_(self) -> str:
+        numbers = self.report()
+        rows = [
+            {"input": b, "key/value head": g, **{name: values[b][g] for name, values in numbers.items()}}
+            for b in range(self.keys.shape[0])
+            for g in range(self.keys.shape[1])
+        ]
+        return notebook_view("Certificate of a compacted layer", rows)
 
     def report(self) -> dict[str, Any]:
         """Every number as plain JSON, (rows, heads) as lists of lists; None where nothing was measured."""

@@ -16,6 +16,7 @@ from attnlab.conformance.judging import Law, NotApplicableError
 from attnlab.conformance.laws import LAWS
 from attnlab.conformance.number_laws import random_calls_keep_their_numbers
 from attnlab.registry import mechanism
+from attnlab.summaries import notebook_view
 
 __all__ = ["CheckReport", "LawResult", "check"]
 
@@ -61,6 +62,10 @@ class CheckReport:
         counts = [f"{outcomes.count(each)} {each}" for each in ("passed", "failed", "exempt", "refused")]
         names = ", ".join(result.law for result in self.failed)
         return f"<check of {self.mechanism}: {', '.join(counts)}{': ' + names if names else ''}>"
+
+    def _repr_html_(self) -> str:
+        rows = [{"law": result.law, "outcome": result.outcome, "reason": result.reason} for result in self.results]
+        return notebook_view(repr(self).strip("<>"), rows)
 
     def __str__(self) -> str:
         return "\n".join([repr(self), *map(str, self.results)])

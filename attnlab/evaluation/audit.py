@@ -21,6 +21,7 @@ from attnlab.evaluation.intervals import mean_interval
 from attnlab.evaluation.quality import cut_windows, model_inputs
 from attnlab.fields import check_int, expect
 from attnlab.measure import parameter_count
+from attnlab.pages.notebook import Result
 from attnlab.progress import Progress
 from attnlab.provenance import provenance
 from attnlab.trace import Trace
@@ -82,7 +83,8 @@ def audit(
         **provenance(),
         "heads": heads,
     }
-    return result | ({"baseline": None, "changes": []} if baseline is None else changes_since(result, baseline))
+    since = {"baseline": None, "changes": []} if baseline is None else changes_since(result, baseline)
+    return Result(result | since)
 
 
 def check_windows(windows: int) -> None:

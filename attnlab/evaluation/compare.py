@@ -32,6 +32,7 @@ from attnlab.evaluation.sweep import sweep_r
 from attnlab.guidance import pattern_audit
 from attnlab.measure import median_seconds, parameter_count, peak_bytes
 from attnlab.mechanisms.softmax import Softmax
+from attnlab.pages.notebook import Result
 from attnlab.patterns import special_tokens
 from attnlab.progress import Progress
 from attnlab.provenance import provenance
@@ -154,7 +155,7 @@ def compare(
     result["complete"] = True
     keep(result)
     progress.close()
-    return result
+    return Result(result)
 
 
 def _nothing_measured(bench: _Bench, model_name: str, text_name: str, tokens: int) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from attnlab.evaluation.tasks import LOSS, TaskSettings, fresh_tasks, task_data
 from attnlab.fields import check_fields, check_int, expect
 from attnlab.models import Transformer
 from attnlab.pages.evaluate import evaluation_table
+from attnlab.pages.notebook import Result
 from attnlab.progress import Progress
 from attnlab.provenance import command_line, provenance
 from attnlab.registry import mechanism
@@ -146,7 +147,7 @@ def evaluate(
         if on_result is not None:
             on_result(result)
     progress.close()
-    return result
+    return Result(result)
 
 
 def _check_arguments(model: Any, config: Any, name: Any, answers: Any, on_result: Any) -> None:

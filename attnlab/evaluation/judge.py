@@ -27,6 +27,7 @@ from attnlab.evaluation.tasks import LAMBADA, LOSS
 from attnlab.fields import check_int, expect
 from attnlab.models import Transformer
 from attnlab.pages.judge import judge_table
+from attnlab.pages.notebook import Result
 from attnlab.progress import Progress
 from attnlab.provenance import command_line, provenance
 from attnlab.reading.correlation import bootstrap_interval
@@ -87,7 +88,7 @@ def judge(
             _put_rows(result, rows, cells, on_result)
     finally:
         progress.close()
-    return result
+    return Result(result)
 
 
 def _check_arguments(model: Any, config: Any, *, name: Any, answers: Any, jobs: Any, on_result: Any) -> None:

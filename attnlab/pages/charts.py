@@ -176,7 +176,12 @@ def figure(
         for label in (("CSV", *pictures) if table else pictures)
     ]
     entries = [
-        element("li", _key(shape), element("span", label), class_=colour, data_series=label)
+        element(
+            "li",
+            element("button", _key(shape), element("span", label), type="button", aria_pressed="true"),
+            class_=colour,
+            data_series=label,
+        )
         for label, colour, shape in legend
     ]
     return element(

@@ -22,7 +22,7 @@ from attnlab.pages.quality import (
 from attnlab.pages.recommend import recommendation_section
 from attnlab.pages.tables import Column, columns_of, table
 
-__all__ = ["compare_page", "finding"]
+__all__ = ["compare_page", "comparison_columns", "comparison_rows", "finding"]
 
 Row = Mapping[str, Any]
 
@@ -65,7 +65,7 @@ def compare_page(result: Mapping[str, Any]) -> str:
         element("p", str(result.get("introduction", "")), class_="about") if result.get("introduction") else None,
         element(
             "div",
-            element("h3", "What you are looking at"),
+            element("h2", "What you are looking at"),
             element("div", [element("p", paragraph) for paragraph in INTRODUCTION]),
             class_="card teach",
         ),
@@ -144,16 +144,25 @@ def _stated(row: Row, *, with_exact: bool = True) -> str:
 
 
 def _table(result: Mapping[str, Any]) -> list[Html | None]:
-    measured = [row for row in result["rows"] if not row.get("refused")]
-    flat = [_flat(row) for row in measured]
-    known = _columns(measured)
-    extra = [c for c in columns_of(flat) if c.key not in {*(c.key for c in known), "refused"}]
-    used = [c for c in (*known, *extra) if any(row.get(c.key) not in (None, "") for row in flat)]
-    title = f"{len(measured)} mechanisms" if len(measured) != 1 else "One mechanism"
+    rows = comparison_rows(result)
+    title = f"{len(rows)} mechanisms" if len(rows) != 1 else "One mechanism"
+    columns = comparison_columns(result, rows)
     return [
-        table(flat, name="mechanisms", title=title, columns=used, note=_note(result)) if measured else None,
+        table(rows, name="mechanisms", title=title, columns=columns, note=_note(result)) if rows else None,
         _refused([row for row in result["rows"] if row.get("refused")]),
     ]
+
+
+def comparison_rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of the mechanisms' table: those that were measured, with one value in each column."""
+    return [_flat(row) for row in result["rows"] if not row.get("refused")]
+
+
+def comparison_columns(result: Mapping[str, Any], rows: Sequence[Row]) -> list[Column]:
+    """The columns of the mechanisms' table that ``rows`` of ``comparison_rows`` have values for."""
+    known = _columns([row for row in result["rows"] if not row.get("refused")])
+    extra = [c for c in columns_of(rows) if c.key not in {*(c.key for c in known), "refused"}]
+    return [c for c in (*known, *extra) if any(row.get(c.key) not in (None, "") for row in rows)]
 
 
 def _flat(row: Row) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def map_viewer(tokens: Sequence[str], maps: Mapping[str, Any]) -> Html:
             ),
             element(
                 "div",
-                element("canvas", class_="maps-large", role="img"),
+                element("canvas", class_="maps-large", tabindex="0", role="img"),
                 element("p", class_="readout", aria_live="polite"),
                 element("p", "Each row is a token that looks; each column a token that is looked at.", class_="note"),
             ),

@@ -10,7 +10,7 @@ from attnlab.pages.charts import figure
 from attnlab.pages.html import Html, element
 from attnlab.pages.numbers import MISSING, number
 
-__all__ = ["PAPER", "Column", "columns_of", "table"]
+__all__ = ["PAPER", "Column", "columns_of", "plain_table", "table"]
 
 PAPER = "_paper"
 
@@ -67,11 +67,22 @@ def table(
         )
         for c in columns
     ]
-    body = [element("tr", [_cell(c, row, rows, first=i == 0) for i, c in enumerate(columns)]) for row in rows]
-    drawn = element("table", element("thead", element("tr", head)), element("tbody", body))
+    drawn = _drawn(rows, columns, head)
     raw = {"columns": [c.key for c in columns], "rows": [[_raw(row.get(c.key)) for c in columns] for row in rows]}
     wrapped = element("div", drawn, class_="scroll", tabindex="0", role="region", aria_label=title)
     return figure(wrapped, name=name, title=title, note=note, table=raw, kind="table stacked" if stacked else "table")
+
+
+def plain_table(rows: Sequence[Mapping[str, Any]], *, columns: Sequence[Column] | None = None) -> Html:
+    """A table that needs no script: nothing to sort by and nothing to download, as a notebook shows it."""
+    columns = list(columns) if columns is not None else columns_of(rows)
+    head = [element("th", c.title or c.key, scope="col", class_=_class(c, rows)) for c in columns]
+    return _drawn(rows, columns, head)
+
+
+def _drawn(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], head: Sequence[Html]) -> Html:
+    body = [element("tr", [_cell(c, row, rows, first=i == 0) for i, c in enumerate(columns)]) for row in rows]
+    return element("table", element("thead", element("tr", head)), element("tbody", body))
 
 
 def _cell(c: Column, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], *, first: bool) -> Html:

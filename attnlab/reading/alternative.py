@@ -13,7 +13,7 @@ from attnlab.fields import check_int
 from attnlab.linalg.projection import column_basis
 from attnlab.reading._input import Masks, ReadingInput
 from attnlab.shapes import Bool, Float
-from attnlab.summaries import short_repr
+from attnlab.summaries import notebook_view, short_repr
 from attnlab.trace import LayerTrace
 
 __all__ = ["AlternativeAttention", "alternative_attention"]
@@ -34,6 +34,15 @@ class AlternativeAttention:
     distance: Float[Tensor, "b h q"]
 
     __repr__ = short_repr
+
+    def _repr_html_(self) -> str:
+        exists, distance = (t.double().mean((0, 2)).tolist() for t in (self.exists, self.distance))
+        rows = [
+            {"head": head, "exists": share, "distance": mean}
+            for head, (share, mean) in enumerate(zip(exists, distance, strict=True))
+        ]
+        note = "exists: the share of rows with another distribution of the same output; distance: its total variation."
+        return notebook_view(f"Alternative attention {tuple(self.weights.shape)}", rows, note=note)
 
 
 @torch.no_grad()

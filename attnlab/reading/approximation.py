@@ -26,7 +26,7 @@ from attnlab.mechanisms.value_aware import value_aware_distance
 from attnlab.reading.registry import recorded_reading
 from attnlab.registry import mechanism, spec_of
 from attnlab.shapes import Bool, Float
-from attnlab.summaries import short_repr
+from attnlab.summaries import notebook_view, short_repr
 from attnlab.trace import LayerTrace, recorded_layers
 
 __all__ = ["MEASURES", "ApproximationError", "LayerError", "approximation_error", "reading_error"]
@@ -56,6 +56,13 @@ class LayerError:
 
     __repr__ = short_repr
 
+    def _repr_html_(self) -> str:
+        rows = [
+            {"head": head} | {name: _number(getattr(self, name), head) for name in MEASURES}
+            for head in range(len(self.scores))
+        ]
+        return notebook_view(f"Approximation error, {self.kind} layer {self.layer}", rows)
+
 
 @dataclass(frozen=True, eq=False)
 class ApproximationError:
@@ -82,6 +89,15 @@ class ApproximationError:
             means[name] = sum(known) / len(known) if known else None
         whole = [layer.layer_projected for layer in self.layers if layer.layer_projected is not None]
         return means | {"layer_projected": sum(whole) / len(whole) if whole else None}
+
+    def _repr_html_(self) -> str:
+        rows = [
+            {"kind": layer.kind, "layer": layer.layer}
+            | {name: None if (t := getattr(layer, name)) is None else float(t.nanmean()) for name in MEASURES}
+            | {"layer_projected": layer.layer_projected}
+            for layer in self.layers
+        ]
+        return notebook_view(f"Approximation error of {self.mechanism}", rows, note="Means over heads; 0 is exact.")
 
     def __str__(self) -> str:
         shown = ", ".join(f"{name} {value:.4g}" for name, value in self.summary().items() if isinstance(value, float))

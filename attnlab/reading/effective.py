@@ -16,7 +16,7 @@ from attnlab.mechanisms._effective import effective_map
 from attnlab.reading._input import Masks, ReadingInput
 from attnlab.reading.registry import reading
 from attnlab.shapes import Bool, Float, Int
-from attnlab.summaries import short_repr
+from attnlab.summaries import notebook_view, short_repr
 from attnlab.trace import LayerTrace
 
 __all__ = [
@@ -53,6 +53,20 @@ class EffectiveAttention:
     trivial: Bool[Tensor, "b h q"]
 
     __repr__ = short_repr
+
+    def _repr_html_(self) -> str:
+        means = {
+            "removed": self.removed.mean(0),
+            "residual": self.residual.mean(0),
+            "rank": self.rank.double().mean((0, 2)),
+            "trivial": self.trivial.double().mean((0, 2)),
+        }
+        rows = [
+            {"head": head, **{name: float(t[head]) for name, t in means.items()}}
+            for head in range(self.weights.shape[1])
+        ]
+        note = "Means over inputs and queries; removed is the share of W that cannot reach the output."
+        return notebook_view(f"Effective attention {tuple(self.weights.shape)}", rows, note=note)
 
 
 def effective_attention(

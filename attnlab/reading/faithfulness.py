@@ -16,6 +16,7 @@ from attnlab.mechanisms.softmax import Softmax
 from attnlab.reading.correlation import bootstrap_interval, row_correlations
 from attnlab.reading.registry import Reading, named_reading, reading_names
 from attnlab.shapes import Bool, Float
+from attnlab.summaries import notebook_view
 from attnlab.trace import LayerTrace
 
 __all__ = [
@@ -40,6 +41,10 @@ class Faithfulness:
     def rows(self) -> list[dict[str, Any]]:
         """JSON-able rows: kind, layer, against, reading, spearman, spearman_low, spearman_high, ..., inputs."""
         return self.table
+
+    def _repr_html_(self) -> str:
+        note = "Correlations with what hiding a key changes; low and high are the ends of 95 % intervals."
+        return notebook_view("Faithfulness of readings", self.table, note=note)
 
 
 @torch.no_grad()

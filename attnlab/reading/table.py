@@ -13,7 +13,7 @@ from torch import Tensor
 from attnlab.attention import visible
 from attnlab.provenance import write_json
 from attnlab.reading.registry import named_reading
-from attnlab.summaries import short_repr
+from attnlab.summaries import notebook_view, short_repr
 from attnlab.trace import LayerTrace, Trace, recorded_layers
 
 __all__ = ["ReadingTable", "read"]
@@ -32,6 +32,14 @@ class ReadingTable:
     seen: Mapping[tuple[str, int], Tensor | None]
 
     __repr__ = short_repr
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for (kind, layer), t in self.maps.items():
+            smallest, largest = (float(t.min()), float(t.max())) if t.numel() else (None, None)
+            shape = str(tuple(t.shape))
+            rows.append({"kind": kind, "layer": layer, "shape": shape, "smallest": smallest, "largest": largest})
+        return notebook_view(f"Reading {self.name}", rows, note="rows() and to_pandas() have every value.")
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One dict per value: kind, layer, input, head, query, key (absent in a reading per query), value."""

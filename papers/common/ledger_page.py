@@ -101,7 +101,7 @@ def claims_page(results: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
     body = [
         element("h1", title),
         element("p", _summary(judged), class_="lead"),
-        _overview(own),
+        section("All papers", _overview(own)),
         [_paper(name, full, _of(own, name), results) for name, full in _papers(own).items()],
         [_paper(name, VARIANTS, _of(variants, name), results, variants=True) for name in _papers(variants)],
         section("How to read the verdicts", explained(MEANINGS)),

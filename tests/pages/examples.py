@@ -197,3 +197,76 @@ def write_run(
             json.dumps({"name": name, "metrics": {"eval_loss": 3.05 + offset}, "tables": tables})
         )
     return folder
+
+
+def a_recommendation(*, by: str = "layers") -> dict[str, Any]:
+    """Plans for two budgets, with each layer's or each head's sensitivity to two mechanisms."""
+    candidates = ["top-r:r=8", "value-aware:r=d+1"]
+
+    def plan(spec: str, budget: float | None, replaced: int) -> dict[str, Any]:
+        costs = {"attention_bytes": 1 - replaced / 8, "time_ratio": 1.2, "quality": {"value": 21.0 + replaced}}
+        losses = {"loss_increase": 0.002 * replaced, "predicted_increase": 0.003 * replaced, "held_out_increase": None}
+        layers = {f"decoder {i}": spec for i in range(replaced)}
+        counts = {"replaced": replaced, "units": 4, "plan": {"layers": layers}}
+        return {"mechanism": spec, "budget": budget, **counts, **losses, **costs}
+
+    heads = range(4) if by == "heads" else (None,)
+    sensitivity = [
+        {"kind": "decoder", "layer": i, "head": head, "mechanism": spec, "increase": None if i == 3 else 0.01 * i}
+        for i in range(4)
+        for head in heads
+        for spec in candidates
+    ]
+    return {
+        "by": by,
+        "sentence": "top-r:r=8 in 3 of 4 layers adds 0.6 % to the loss",
+        "exact": {"name": "perplexity", "loss": 3.0},
+        "candidates": candidates,
+        "sensitivity": sensitivity,
+        "rows": [plan("softmax", None, 0), plan("top-r:r=8", 0.01, 3), plan("value-aware:r=d+1", 0.02, 4)],
+        "left_out": [plan("top-r:r=8", 0.02, 4)],
+    }
+
+
+def an_evaluation() -> dict[str, Any]:
+    """Three kinds of attention on the loss and on needles, and one that was refused."""
+
+    def tasks(worse: float) -> dict[str, Any]:
+        over = {"value": worse, "low": worse - 0.01, "high": worse + 0.01}
+        loss = {"loss": 3.1 + worse, "low": 3.0 + worse, "high": 3.2 + worse, "perplexity": 22.2, "over_own": over}
+        cases = [{"depth": i / 8, "recall": float(i * worse < 1), "text": NASTY} for i in range(8)]
+        needles = {f"needle {n}": {"recall": 1 - worse, "low": 0.4, "high": 1.0, "cases": cases} for n in (512, 2048)}
+        return {"loss": loss, "lambada_openai": {"acc": 0.4 - worse, "low": 0.1, "high": 0.5}, **needles}
+
+    subjects = {"own attention": 0.0, "top-r:r=16": 0.02, "snapkv:window=16,budget=0.25": 0.31}
+    rows = [{"subject": name, "refused": None, "seconds": 3.4, "tasks": tasks(w)} for name, w in subjects.items()]
+    rows.append({"subject": "abc-luna:slots=32", "refused": "it has no causal form", "tasks": {}})
+    model = {"name": "a model", "parameters": 12345, "dtype": "float32"}
+    return {"name": "evaluate", "model": model, "config": {"cases": 8}, "rows": rows, "seed": 0, "device": "a CPU"}
+
+
+def an_audit() -> dict[str, Any]:
+    """Two layers of four heads; one head is a duplicate now and was none in the baseline."""
+    names = {"share": "share of the output", "entropy": "of the weights", "sinks": "weight", "nearest": "distance"}
+    heads: list[dict[str, Any]] = []
+    for layer in range(2):
+        for head in range(4):
+            place = {"kind": "decoder", "layer": layer, "head": head, "key_value_head": head // 2}
+            mean = (1 + layer + head) / 6
+            statistics = {name: {"mean": mean, "low": mean - 0.01, "high": mean + 0.01} for name in names}
+            finding = [{"name": "duplicate", "statistic": "nearest"}] if head == 2 else []
+            heads.append({**place, "statistics": statistics, "findings": finding, "nearest_head": 3})
+    numbers = {"before": 0.6, "now": 0.1, "odds_difference": -2.6, "low": -3.0, "high": -2.1, "floor": 0.3}
+    place = {"kind": "decoder", "layer": 1, "head": 2, "key_value_head": 1, "statistic": "nearest"}
+    change = {**place, **numbers, "new_findings": ["duplicate"], "gone_findings": []}
+    text = {"name": "frankenstein.txt", "windows": 6}
+    return {
+        "name": "audit",
+        "model": {"name": "a model", "parameters": 12345},
+        "text": text,
+        "shape": {"length": 64},
+        "statistics": names,
+        "heads": heads,
+        "baseline": {"text": text, "comparisons": 64},
+        "changes": [change],
+    }

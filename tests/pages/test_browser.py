@@ -8,39 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from attnlab.pages import compare_page, run_page
-from attnlab.pages.judge import judge_page
-from papers.common.ledger_page import claims_page
+from attnlab.pages import compare_page
 from tests.opened_pages import assert_fits
-from tests.papers.common.made_up import as_the_papers_say
 
 from .conftest import OpenPage
-from .examples import NASTY, a_comparison, a_demo, a_judgement, write_run
+from .every_page import write_page
+from .examples import a_comparison
 
 pytestmark = pytest.mark.browser
+
+NAMES = ("compare", "demo", "hostile", "runs", "claims", "judge")
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
-    runs = [write_run(folder / f"run-{lr}-{seed}", seed=seed, lr=lr) for lr in (1e-3, 3e-4) for seed in range(3)]
-    hostile = a_demo()
-    hostile["rows"][1]["mechanism"] = NASTY
-    hostile["tokens"][3] = NASTY
-    written = {
-        "compare": compare_page(a_comparison()),
-        "demo": compare_page(a_demo()),
-        "hostile": compare_page(hostile),
-        "runs": run_page(runs),
-        "claims": claims_page(as_the_papers_say())[0],
-        "judge": judge_page(a_judgement()),
-    }
-    for name, html in written.items():
-        (folder / f"{name}.html").write_text(html, encoding="utf-8")
-    return {name: folder / f"{name}.html" for name in written}
+    return {name: write_page(name, folder) for name in NAMES}
 
 
-@pytest.mark.parametrize("name", ["compare", "demo", "hostile", "runs", "claims", "judge"])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("width", "schemes"), [(1280, ["light"]), (390, ["light", "dark"])], ids=["desktop", "phone"])
 def test_page_opens_offline_without_errors_and_fits_the_screen(
     open_page: OpenPage, pages: dict[str, Path], tmp_path: Path, name: str, width: int, schemes: list[str]
@@ -67,7 +53,7 @@ def test_a_judgement_fits_a_narrow_phone_and_its_table_sorts(open_page: OpenPage
     assert sorted_values == sorted(sorted_values)
     assert len(sorted_values) == 15
     assert table.locator("tbody tr", has_text="the full cache cannot do this either").count() == 5
-    entry = page.locator("figure[data-name='needle-512-unseen'] .legend li").first
+    entry = page.locator("figure[data-name='needle-512-unseen'] .legend button").first
     entry.focus()
     page.keyboard.press("Enter")
     assert page.locator("figure[data-name='needle-512-unseen'] .plot .off-series").count() == 2
@@ -76,11 +62,12 @@ def test_a_judgement_fits_a_narrow_phone_and_its_table_sorts(open_page: OpenPage
 
 
 def test_text_in_charts_stays_readable_on_a_phone(open_page: OpenPage, pages: dict[str, Path]) -> None:
-    page = open_page(pages["runs"], width=390)
-    heights = page.evaluate(
-        """() => [...document.querySelectorAll(".plot > svg .tick")].map((t) => t.getBoundingClientRect().height)"""
-    )
-    assert min(heights) > 10
+    for name in ("runs", "compare"):
+        page = open_page(pages[name], width=360)
+        heights = page.evaluate(
+            """() => [...document.querySelectorAll("svg .tick")].map((t) => t.getBoundingClientRect().height)"""
+        )
+        assert min(heights) > 10
 
 
 def test_the_switch_changes_the_theme_and_back(open_page: OpenPage, pages: dict[str, Path]) -> None:
@@ -157,9 +144,9 @@ def test_the_pointer_reads_values_and_the_legend_hides_a_series(open_page: OpenP
     page.mouse.move(0, 0)
     assert figure.locator(".tip").count() == 0
     hidden = figure.locator(".plot .off-series")
-    figure.locator(".legend li").first.click()
+    figure.locator(".legend button").first.click()
     assert hidden.count() == 2
-    figure.locator(".legend li").first.click()
+    figure.locator(".legend button").first.click()
     assert hidden.count() == 0
 
 
@@ -183,4 +170,8 @@ def test_the_maps_show_the_head_that_is_chosen(open_page: OpenPage, pages: dict[
     step = (box["width"] - 78) / 19
     page.mouse.move(box["x"] + 78 + 0.5 * step, box["y"] + 78 + 1.5 * step)
     assert page.inner_text(".readout").startswith("“You” (1) gives “[CLS]” (0) the weight ")
+    large.focus()
+    for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
+        page.keyboard.press(key)
+    assert page.inner_text(".readout").startswith("“You” (1) gives “You” (1) the weight ")
     assert page.evaluate("document.querySelectorAll('*').length") < 3000

@@ -167,6 +167,25 @@ def test_squares_regions_and_lanes_say_their_numbers(
     assert float(entropy) == pytest.approx(float(statistics[0].entropy[0, 1, int(token)]), abs=0.02)
 
 
+def test_squares_and_regions_are_read_by_keyboard(page: Any) -> None:
+    squares, region = page.locator("canvas.x-large").nth(0), page.locator("canvas.x-large").nth(1)
+    for canvas, keys, said in (
+        (
+            squares,
+            ["ArrowUp", "ArrowUp", "ArrowRight"],
+            r"^Tokens 320\N{EN DASH}383 give tokens 64\N{EN DASH}127 [\d.]+ ",
+        ),
+        (region, ["ArrowDown", "ArrowUp", "ArrowRight"], r"\(162\) gives .* \(91\) [\d.e-]+$"),
+    ):
+        canvas.focus()
+        press(page, *keys)
+        page.wait_for_timeout(50)
+        readout = canvas.locator("xpath=ancestor::*[.//*[@class='l-readout']][1]").locator(".l-readout")
+        assert re.search(said, readout.inner_text()), readout.inner_text()
+    press(page, "Enter")
+    assert page.get_by_label("Go to token number").input_value() == "162"
+
+
 def test_lanes_zoom_move_and_show_one_statistic_of_all_heads(page: Any) -> None:
     lanes = page.locator(".l-lanes")
 

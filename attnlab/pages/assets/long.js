@@ -61,7 +61,7 @@ const search = searchView(app);
 const [grid, large, lanes, text, regions] = [gridView(app), largeView(app), lanesView(app), textView(app), regionsView(app)];
 const header = make("header", { class: "masthead" },
   make("span", { class: "brand" }, make("span", { class: "logo", "aria-hidden": "true" }), "attnlab"),
-  make("span", { class: "subtitle" }, make("strong", {}, meta.title), ` ${meta.subtitle}`), search.nodes, theme);
+  make("div", { class: "subtitle" }, make("h1", {}, meta.title), ` ${meta.subtitle}`), search.nodes, theme);
 const explained = Object.values(meta.statistics).flatMap(({ title, help }) => [make("dt", {}, title), make("dd", {}, help)]);
 const about = make("details", { class: "card x-about" }, make("summary", {}, "What the statistics are, and keys"),
   make("dl", { class: "l-about" }, explained),

@@ -21,7 +21,7 @@ export const lanesView = (app) => {
   const node = make("section", { class: "card" }, make("h2", {}, "Lanes"),
     make("p", { class: "x-facts" }, `Statistics of every token in ${meta.chosen.length} heads, stored in 8 bits. ${meta.choice}`),
     make("div", { class: "x-tools" }, head, shown, make("span", { class: "x-zoom tabs", role: "group", "aria-label": "Zoom" },
-      button("+", "Zoom in", () => zoom(0.5)), button("−", "Zoom out", () => zoom(2)), button("0", "Show all tokens", () => app.set({ view: [0, data.length] })))),
+      button("+", "Zoom in", () => zoom(0.5)), button("−", "Zoom out", () => zoom(2)), button("All", "Show all tokens", () => app.set({ view: [0, data.length] })))),
     canvas, readout);
 
   // Around a token, which stays where it is.

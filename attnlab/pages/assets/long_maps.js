@@ -10,6 +10,7 @@ const GUTTER = 58;
 const LEAST_CELL = 22;
 // Layers unpacked before the page may answer again.
 const LAYERS_AT_ONCE = 3;
+const MOVES = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 
 // A map is painted once for a theme.
 const pictures = new WeakMap();
@@ -98,7 +99,7 @@ export const gridView = (app) => {
     if (index >= 0) app.set({ head: index });
   });
   canvas.addEventListener("keydown", (event) => {
-    const move = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+    const move = MOVES[event.key];
     if (!move) return;
     event.preventDefault();
     const { row, head } = data.heads[app.state.head];
@@ -109,7 +110,7 @@ export const gridView = (app) => {
 };
 
 // A map with axes in tokens: from a first query and a first key on, and so many tokens a cell.
-const drawMap = (canvas, map, app, { firstQuery = 0, firstKey = 0, block = 1, marked = [] }) => {
+const drawMap = (canvas, map, app, { firstQuery = 0, firstKey = 0, block = 1, marked = [], chosen = null }) => {
   const width = Math.max(160, Math.min(canvas.parentElement.clientWidth || 400, 720));
   const size = (width - GUTTER - 8) / Math.max(map.cols, map.rows);
   const [wide, high] = [size * map.cols, size * map.rows];
@@ -136,7 +137,13 @@ const drawMap = (canvas, map, app, { firstQuery = 0, firstKey = 0, block = 1, ma
   label(firstKey, map.cols, across, (text, x) => context.fillText(text, Math.min(GUTTER + x, width - 18), MARGIN / 2));
   context.strokeStyle = app.palette["cat-1"];
   context.lineWidth = 1.5;
-  for (const [i, j] of marked) context.strokeRect(GUTTER + j * size - 1, MARGIN + i * size - 1, Math.max(4, size) + 1, Math.max(4, size) + 1);
+  const outline = ([i, j]) => context.strokeRect(GUTTER + j * size - 1, MARGIN + i * size - 1, Math.max(4, size) + 1, Math.max(4, size) + 1);
+  marked.forEach(outline);
+  if (chosen) {
+    context.strokeStyle = app.palette.text;
+    context.lineWidth = 2.5;
+    outline(chosen);
+  }
   canvas.dataset.frame = [GUTTER, MARGIN, size].join(" ");
   return (event) => {
     const [j, i] = [Math.floor((event.offsetX - GUTTER) / size), Math.floor((event.offsetY - MARGIN) / size)];
@@ -144,17 +151,42 @@ const drawMap = (canvas, map, app, { firstQuery = 0, firstKey = 0, block = 1, ma
   };
 };
 
+// A map is read with the pointer or the arrow keys; a click or Enter goes to the cell. choose(cell) draws and reads it.
+const readByPointerAndKeys = (canvas, { cellAt, size, read, go, choose }) => {
+  let chosen = null;
+  canvas.addEventListener("pointermove", (event) => read(cellAt(event)));
+  canvas.addEventListener("click", (event) => { if (cellAt(event)) go(cellAt(event)); });
+  canvas.addEventListener("blur", () => choose(chosen = null));
+  canvas.addEventListener("keydown", (event) => {
+    const move = MOVES[event.key];
+    if (!move && event.key !== "Enter") return;
+    event.preventDefault();
+    if (event.key === "Enter") {
+      if (chosen) go(chosen);
+      return;
+    }
+    const last = size().map((count) => count - 1);
+    chosen = chosen ? chosen.map((place, axis) => Math.max(0, Math.min(last[axis], place + move[axis]))) : [last[0], 0];
+    choose(chosen);
+  });
+};
+
 export const largeView = (app) => {
   const { data, meta } = app;
   const title = make("h2", { "aria-live": "polite" });
-  const canvas = make("canvas", { class: "x-large", role: "img" });
+  const canvas = make("canvas", { class: "x-large", role: "img", tabindex: 0 });
   const readout = make("p", { class: "l-readout", "aria-live": "polite" });
-  const hint = "Rows look, columns are looked at. Point at a square to read it; click to go to its first token.";
+  const hint = "Rows look, columns are looked at. Point at a square to read it, or walk with the arrow keys; click or Enter goes to its first token.";
   const node = make("section", { class: "card" }, title,
     make("p", { class: "x-facts" }, `Each square is the mean weight of ${meta.block} × ${meta.block} tokens, stored in 8 bits (of its root).`),
     make("div", {}, canvas), readout);
   let map = null;
+  let chosen = null;
   let cellAt = () => null;
+  const range = (square) => `${(square * meta.block).toLocaleString("en")}–${(Math.min(data.length, (square + 1) * meta.block) - 1).toLocaleString("en")}`;
+  const read = (cell) => {
+    readout.textContent = cell ? `Tokens ${range(cell[0])} give tokens ${range(cell[1])} ${number(map.values[cell[0] * map.cols + cell[1]], 2)} each, on average.` : hint;
+  };
   const draw = async () => {
     const { name, layer, head } = data.heads[app.state.head];
     map = await data.squares(app.state.head);
@@ -162,18 +194,16 @@ export const largeView = (app) => {
     const { token, looks } = app.state;
     const marked = looks.map(({ place }) => [square(token), square(place)]);
     title.textContent = `Layer ${layer}, head ${head}`;
-    canvas.setAttribute("aria-label", `Map of head ${name} over ${data.length} tokens in ${map.rows} × ${map.cols} squares`);
-    cellAt = drawMap(canvas, map, app, { block: meta.block, marked });
-    readout.textContent = hint;
+    canvas.setAttribute("aria-label", `Map of head ${name} over ${data.length} tokens in ${map.rows} × ${map.cols} squares. Arrow keys read them.`);
+    cellAt = drawMap(canvas, map, app, { block: meta.block, marked, chosen });
+    read(chosen);
   };
-  const range = (square) => `${(square * meta.block).toLocaleString("en")}–${(Math.min(data.length, (square + 1) * meta.block) - 1).toLocaleString("en")}`;
-  canvas.addEventListener("pointermove", (event) => {
-    const cell = cellAt(event);
-    readout.textContent = cell ? `Tokens ${range(cell[0])} give tokens ${range(cell[1])} ${number(map.values[cell[0] * map.cols + cell[1]], 2)} each, on average.` : hint;
-  });
-  canvas.addEventListener("click", (event) => {
-    const cell = cellAt(event);
-    if (cell) app.goTo(cell[0] * meta.block);
+  readByPointerAndKeys(canvas, {
+    cellAt: (event) => cellAt(event),
+    size: () => [map.rows, map.cols],
+    read,
+    go: (cell) => app.goTo(cell[0] * meta.block),
+    choose: (cell) => { chosen = cell; draw(); },
   });
   return { node, draw };
 };
@@ -182,26 +212,31 @@ export const regionsView = (app) => {
   const { data, meta } = app;
   if (!meta.regions.length) return null;
   const views = meta.regions.map((entry, i) => {
-    const canvas = make("canvas", { class: "x-large", role: "img" });
-    const readout = make("p", { class: "l-readout", "aria-live": "polite" }, "Point at a weight to read it; click to go to the token that looks.");
+    const canvas = make("canvas", { class: "x-large", role: "img", tabindex: 0 });
+    const readout = make("p", { class: "l-readout", "aria-live": "polite" }, "Point at a weight to read it, or walk with the arrow keys; click or Enter goes to the token that looks.");
     const [lastQuery, lastKey] = [entry.firstQuery + entry.rows - 1, entry.firstKey + entry.cols - 1];
     const name = `Head ${entry.layer}.${entry.head}, tokens ${entry.firstQuery}–${lastQuery} looking at ${entry.firstKey}–${lastKey}`;
     const node = make("div", { class: "l-region" }, make("h3", {}, name), make("div", {}, canvas), readout);
+    let map = null;
+    let chosen = null;
     let cellAt = () => null;
-    const draw = async () => {
-      const map = await data.region(i);
-      canvas.setAttribute("aria-label", `Exact weights. ${name}`);
-      cellAt = drawMap(canvas, map, app, entry);
-    };
-    canvas.addEventListener("pointermove", async (event) => {
-      const [cell, map] = [cellAt(event), await data.region(i)];
+    const read = (cell) => {
       if (!cell) return;
       const [query, key] = [entry.firstQuery + cell[0], entry.firstKey + cell[1]];
       readout.textContent = `“${meta.tokens[query]}” (${query}) gives “${meta.tokens[key]}” (${key}) ${number(map.values[cell[0] * map.cols + cell[1]], 3)}`;
-    });
-    canvas.addEventListener("click", (event) => {
-      const cell = cellAt(event);
-      if (cell) app.goTo(entry.firstQuery + cell[0], data.heads.findIndex((head) => head.layer === entry.layer && head.head === entry.head));
+    };
+    const draw = async () => {
+      map = await data.region(i);
+      canvas.setAttribute("aria-label", `Exact weights. ${name}. Arrow keys read them.`);
+      cellAt = drawMap(canvas, map, app, { ...entry, chosen });
+      read(chosen);
+    };
+    readByPointerAndKeys(canvas, {
+      cellAt: (event) => cellAt(event),
+      size: () => [map.rows, map.cols],
+      read,
+      go: (cell) => app.goTo(entry.firstQuery + cell[0], data.heads.findIndex((head) => head.layer === entry.layer && head.head === entry.head)),
+      choose: (cell) => { chosen = cell; draw(); },
     });
     return { node, draw };
   });

@@ -53,6 +53,7 @@
     const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
     const MARGIN = 22;
+    const MOVES = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
     const drawGrid = () => {
       const map = current();
       const heads = map.heads;
@@ -86,6 +87,11 @@
       const size = (width - gutter) / Math.max(map.keys, map.queries);
       frame = { gutter, size };
       context.drawImage(picture(map, state.layer, state.head), gutter, gutter, size * map.keys, size * map.queries);
+      if (state.cell) {
+        context.strokeStyle = ink("--cat-1");
+        context.lineWidth = 2.5;
+        context.strokeRect(gutter + state.cell[1] * size - 1, gutter + state.cell[0] * size - 1, size + 2, size + 2);
+      }
       const font = Math.max(7, Math.min(12, size * 0.8));
       const every = Math.ceil(font * 1.05 / size);
       context.font = `${font}px system-ui, sans-serif`;
@@ -104,11 +110,17 @@
         context.restore();
       });
     };
+    const readCell = ([i, j]) => {
+      const map = current();
+      const weight = value(map, state.layer, state.head, i, j) * map.scale;
+      readout.textContent = `“${tokens[i]}” (${i}) gives “${tokens[j]}” (${j}) the weight ${Number(weight.toPrecision(2))}`;
+    };
     const draw = () => {
       title.textContent = `${current().name} · layer ${state.layer} · head ${state.head}`;
       grid.setAttribute("aria-label", `All heads of ${current().name}`);
       large.setAttribute("aria-label", title.textContent);
-      readout.textContent = "Point at a cell to read its weight.";
+      readout.textContent = "Point at a cell to read its weight, or walk with the arrow keys.";
+      if (state.cell) readCell(state.cell);
       drawGrid();
       drawLarge();
     };
@@ -135,7 +147,7 @@
       draw();
     });
     grid.addEventListener("keydown", (event) => {
-      const move = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+      const move = MOVES[event.key];
       if (!move) return;
       event.preventDefault();
       state.layer = (state.layer + move[0] + current().layers) % current().layers;
@@ -146,11 +158,17 @@
       const box = large.getBoundingClientRect();
       const j = Math.floor((event.clientX - box.left - frame.gutter) / frame.size);
       const i = Math.floor((event.clientY - box.top - frame.gutter) / frame.size);
-      const map = current();
-      if (i < 0 || j < 0 || i >= map.queries || j >= map.keys) return;
-      const weight = value(map, state.layer, state.head, i, j) * map.scale;
-      readout.textContent = `“${tokens[i]}” (${i}) gives “${tokens[j]}” (${j}) the weight ${Number(weight.toPrecision(2))}`;
+      if (i >= 0 && j >= 0 && i < current().queries && j < current().keys) readCell([i, j]);
     });
+    large.addEventListener("keydown", (event) => {
+      const move = MOVES[event.key];
+      if (!move) return;
+      event.preventDefault();
+      const last = [current().queries - 1, current().keys - 1];
+      state.cell = state.cell ? state.cell.map((place, axis) => Math.max(0, Math.min(last[axis], place + move[axis]))) : [0, 0];
+      draw();
+    });
+    large.addEventListener("blur", () => { state.cell = null; draw(); });
     document.addEventListener("themechange", draw);
     addEventListener("resize", draw);
     draw();

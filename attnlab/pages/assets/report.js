@@ -165,17 +165,11 @@
     const payload = JSON.parse(figure.querySelector("script[type='application/json']")?.textContent ?? "{}");
     if (payload.hover) showValuesUnderPointer(figure, payload.hover);
     all(".legend li", figure).forEach((entry) => {
-      const toggle = () => {
-        entry.setAttribute("aria-pressed", String(!entry.classList.toggle("off")));
+      const button = entry.querySelector("button");
+      button.addEventListener("click", () => {
+        button.setAttribute("aria-pressed", String(!entry.classList.toggle("off")));
         all(".plot [data-series]", figure).filter((node) => node.dataset.series === entry.dataset.series)
           .forEach((node) => node.classList.toggle("off-series"));
-      };
-      for (const [name, value] of [["tabindex", "0"], ["role", "button"], ["aria-pressed", "true"]]) entry.setAttribute(name, value);
-      entry.addEventListener("click", toggle);
-      entry.addEventListener("keydown", (event) => {
-        if (event.key !== "Enter" && event.key !== " ") return;
-        event.preventDefault();
-        toggle();
       });
     });
     all("[data-download]", figure).forEach((button) => button.addEventListener("click", async () => {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import html
+import importlib.util
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +10,14 @@ from typing import Any
 
 from attnlab.pages.explorer.page import explorer_page, script, style
 from attnlab.pages.explorer.payload import Packed
+from attnlab.pages.html import element
 from attnlab.provenance import write_atomic
 
 __all__ = ["Exploration"]
+
+# A Jupyter server drops an output of more than 1 MB a second, reckoned over 3 seconds.
+LARGEST_FRAME = 2_500_000
+HEIGHT = 900
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +40,9 @@ class Exploration:
             import anywidget
             import traitlets
         except ImportError:
-            raise ValueError("widget() needs anywidget: pip install anywidget; save() needs nothing") from None
+            raise ValueError(
+                'widget() needs anywidget: pip install "attnlab[notebook]"; save() and the frame need nothing'
+            ) from None
 
         class Explorer(anywidget.AnyWidget):
             _esm = script("widget")
@@ -57,13 +64,20 @@ class Exploration:
         )
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        try:
+        frame = self._frame()
+        if len(frame) > LARGEST_FRAME and importlib.util.find_spec("anywidget") is not None:
             return self.widget()._repr_mimebundle_(**kwargs)
-        except ValueError:
-            # Without anywidget the whole page in a frame, which every notebook can show.
-            page = html.escape(self.html().decode())
-            frame = f'<iframe srcdoc="{page}" style="width:100%;height:900px;border:0"></iframe>'
-            return {"text/html": frame, "text/plain": repr(self)}
+        return {"text/html": frame, "text/plain": repr(self)}
+
+    def _frame(self) -> str:
+        """The whole page in a frame, which every notebook shows and keeps, and which cannot reach the notebook."""
+        return element(
+            "iframe",
+            srcdoc=self.html().decode(),
+            title=f"Attention of {self.packed.meta['title']}",
+            sandbox="allow-scripts allow-downloads",
+            style=f"width:100%;height:{HEIGHT}px;border:0",
+        )
 
     def __repr__(self) -> str:
         meta = self.packed.meta

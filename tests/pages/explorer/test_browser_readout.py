@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import html
 import io
 from pathlib import Path
 from typing import Any
@@ -157,11 +156,10 @@ def test_no_more_heads_are_kept_than_there_are_colours(look: Look) -> None:
 
 
 def test_a_frame_without_an_address_shows_the_page_without_errors(open_page: Any, tmp_path: Path) -> None:
-    """What a notebook without anywidget shows."""
-    exploration = one_text()[0]
-    frame = html.escape(exploration.html().decode())
+    """What a notebook shows."""
+    frame = one_text()[0]._repr_mimebundle_()["text/html"]
     holder = tmp_path / "notebook.html"
-    holder.write_text(f'<!doctype html><iframe srcdoc="{frame}" style="width:1000px;height:900px"></iframe>')
+    holder.write_text(f"<!doctype html><title>A notebook</title>{frame}", encoding="utf-8")
     page = open_page(holder)
     inside = page.frame_locator("iframe")
     inside.locator("html[data-drawn]:not([data-drawing])").wait_for(state="attached")

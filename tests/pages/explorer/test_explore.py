@@ -159,11 +159,23 @@ def test_it_shows_itself_in_a_notebook(traced: tuple[al.Trace, list[str]], monke
     places = json.loads(widget.places)
     start, length = places["0.encoder.0.standard.small"]
     assert widget.blobs[start : start + length] == shown.packed.blobs["0.encoder.0.standard.small"]
+    monkeypatch.setattr("attnlab.pages.explorer.exploration.LARGEST_FRAME", 1000)
     assert "application/vnd.jupyter.widget-view+json" in shown._repr_mimebundle_()[0]
     monkeypatch.setitem(__import__("sys").modules, "anywidget", None)
     with pytest.raises(ValueError, match=r'pip install "attnlab\[notebook\]"'):
         shown.widget()
-    assert shown._repr_mimebundle_()["text/html"].startswith('<iframe srcdoc="&lt;!doctype html&gt;')
+
+
+def test_a_notebook_without_anywidget_shows_a_frame(
+    traced: tuple[al.Trace, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = al.explore(traced[0], tokens=traced[1])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("attnlab.pages.explorer.exploration.LARGEST_FRAME", 1000)
+    frame = shown._repr_mimebundle_()["text/html"]
+    assert frame.startswith('<iframe srcdoc="&lt;!doctype html&gt;')
+    assert 'sandbox="allow-scripts allow-downloads"' in frame
+    assert "allow-same-origin" not in frame
 
 
 def test_a_cached_step_is_refused(traced: tuple[al.Trace, list[str]]) -> None:

@@ -41,7 +41,7 @@ export const masthead = (app, { linked, restyle, isDark, help }) => {
   const { title, subtitle } = app.meta;
   const node = make("header", { class: "masthead" },
     make("span", { class: "brand" }, make("span", { class: "logo", "aria-hidden": "true" }), "attnlab"),
-    make("span", { class: "subtitle" }, make("strong", {}, title), subtitle ? ` ${subtitle}` : ""),
+    make("div", { class: "subtitle" }, make("h1", {}, title), subtitle ? ` ${subtitle}` : ""),
     search, hitCount, linked ? copy : null, helpButton, theme);
   const sync = () => {
     if (search.value !== app.state.search) search.value = app.state.search;
