@@ -126,6 +126,7 @@ def test_a_check_leaves_the_mechanism_and_the_generator_alone() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.slow
 def test_a_check_needs_no_test_tools() -> None:
     code = (
         "import sys\n"

@@ -78,10 +78,10 @@ PATTERNS = ("next", "prev", "first", "delim")
 @pytest.mark.parametrize(
     ("model", "task"),
     [
-        ("bert-4x64", "mlm"),
+        pytest.param("bert-4x64", "mlm", marks=pytest.mark.slow),
         ("llama-3x64", "causal"),
         pytest.param("attnlab-mlm", "mlm", marks=pytest.mark.slow),
-        ("attnlab-lm", "causal"),
+        pytest.param("attnlab-lm", "causal", marks=pytest.mark.slow),
     ],
 )
 def test_a_guided_model(model: str, task: str, tokeniser: Tokeniser, tmp_path: Path) -> None:

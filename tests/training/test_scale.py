@@ -209,6 +209,7 @@ def check_many(root, backend):
     assert [(root / name / "calls").read_text() for name in CONFIGS] == ["x", "xx", "x"]
 
 
+@pytest.mark.slow
 def test_many_runs_by_processes_of_this_machine(tmp_path, capfd):
     check_many(tmp_path, "loky")
     assert "run seed-2 failed" in capfd.readouterr().err

@@ -41,7 +41,7 @@ class Exploration:
             import traitlets
         except ImportError:
             raise ValueError(
-                'widget() needs anywidget: pip install "attnlab[notebook]"; save() and the frame need nothing'
+                "widget() needs anywidget: pip install anywidget; save() and the frame need nothing"
             ) from None
 
         class Explorer(anywidget.AnyWidget):

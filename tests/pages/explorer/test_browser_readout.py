@@ -39,7 +39,7 @@ def assert_readout_is_at(page: Any, query: int, key: int) -> None:
     assert note["x"] + note["width"] + 12 >= cell["x"]
 
 
-@pytest.mark.parametrize("width", [390, 1024, 1280, 1440])
+@pytest.mark.parametrize("width", [390, *(pytest.param(w, marks=pytest.mark.slow) for w in (1024, 1280)), 1440])
 def test_the_readout_is_at_the_pointer_and_at_the_keyboards_cell(look: Look, width: int) -> None:
     page = look(one_text(LONG)[0], width=width, fragment="q=0&k=0")
     if width > 390:

@@ -74,6 +74,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
     return Places(root / "corpus", root / "glue", root / "translation", oromo, tagalog)
 
 
+@pytest.mark.slow
 def test_every_part_and_results_that_grow(tmp_path: Path, places: Places) -> None:
     out = tmp_path / "guidance.json"
     first = run_parts(CONFIG, ["a", "b"], places=places, work=tmp_path / "one", out=out)
