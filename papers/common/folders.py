@@ -95,7 +95,7 @@ def folder_of(experiment: str) -> str | None:
 
 def result_folder(results: str) -> str | None:
     """The folder whose experiments write a results file, by the file's name."""
-    written = {"pattern_classifier": "effective", "shipped_mlm": "common"}
+    written = {"pattern_classifier": "effective", "shipped_mlm": "common", "shipped_lm": "common"}
     return written.get(results, folder_of(results))
 
 

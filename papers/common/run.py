@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from papers.common.folders import Experiment
+from papers.common.folders import Experiment, add_out
 
 __all__ = ["EXPERIMENTS"]
 
@@ -66,6 +66,9 @@ def _corpus_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wikitext", type=Path, required=True, help="the folder of WikiText-103's files")
     parser.add_argument("--out", type=Path, required=True, help="a new folder for the token stores")
     parser.add_argument("--vocab", type=int, default=8192, help="of the tokeniser (default: %(default)s)")
+    parser.add_argument(
+        "--byte-level", action="store_true", help="a byte-level BPE in place of a lower-cased WordPiece"
+    )
     parser.add_argument("--articles", type=int, help="only so many articles of each source (default: all)")
 
 
@@ -73,9 +76,36 @@ def _corpus(options: argparse.Namespace) -> None:
     from papers.common.wiki_corpus import prepare_wiki_corpus
 
     counts = prepare_wiki_corpus(
-        options.enwik8, options.wikitext, options.out, vocab=options.vocab, limit=options.articles
-    )
+        options.enwik8, options.wikitext, options.out, vocab=options.vocab, byte_level=options.byte_level,
+        limit=options.articles,
+    )  # fmt: skip
     print(json.dumps(counts, indent=1))
+
+
+# The options of shipped-lm that are settings of papers.common.shipped_lm.ShippedLM.
+LM_SETTINGS = {
+    "model": str, "mechanism": str, "steps": int, "tokens": int, "lr": float, "long_steps": int, "long_lr": float,
+    "twin_tokens": int, "evaluated": int, "seed": int,
+}  # fmt: skip
+
+
+def _lm_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--corpus", type=Path, required=True, help="what wiki-corpus wrote with --byte-level")
+    parser.add_argument("--work", type=Path, default=Path("runs/shipped-lm"), help="the trainings' folder")
+    parser.add_argument("--folder", type=Path, default=Path("attnlab/shipped"), help="where both models are written")
+    for name, kind in LM_SETTINGS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help="instead of that of the shipped model")
+    add_out(parser, "shipped_lm")
+
+
+def _lm(options: argparse.Namespace) -> Path:
+    from papers.common.shipped_lm import ShippedLM, make_shipped_lm
+
+    given = {name: getattr(options, name) for name in LM_SETTINGS if getattr(options, name) is not None}
+    make_shipped_lm(
+        ShippedLM(**given), corpus=options.corpus, work=options.work, folder=options.folder, out=options.out
+    )
+    return Path(options.out)
 
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -95,5 +125,11 @@ EXPERIMENTS: dict[str, Experiment] = {
         _corpus,
         "--enwik8 data/enwik8/enwik8.xz --wikitext data/wikitext-103 --out runs/wiki",
         quick={"articles": 60},
+    ),
+    "shipped-lm": Experiment(
+        "The small language model that is shipped, and its twin with a bounded memory.",
+        _lm_arguments,
+        _lm,
+        "--corpus runs/wiki-bytes",
     ),
 }

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from attnlab.data import TokenStore, load_store, load_tokeniser, train_wordpiece, write_store
+from attnlab.data import TokenStore, load_store, load_tokeniser, train_bpe, train_wordpiece, write_store
 from attnlab.data.overlap import Passages
 from attnlab.data.readers import open_bytes
 from attnlab.data.tokenisers import Tokeniser
@@ -46,6 +46,7 @@ def prepare_wiki_corpus(
     out: Path,
     *,
     vocab: int = 8192,
+    byte_level: bool = False,
     held_out: float = 0.01,
     seed: int = 0,
     limit: int | None = None,
@@ -53,8 +54,8 @@ def prepare_wiki_corpus(
     """Write tokenizer, train, valid, wikitext103-valid and wikitext103-test below ``out``; what each holds.
 
     ``wikitext`` is the folder of wiki.valid.tokens and wiki.test.tokens (or .xz, .gz); enwik8's articles that share a
-    title or thirteen words in a row with them are left out, and one in a hundred of the rest is held out. ``limit``:
-    only so many articles of each.
+    title or thirteen words in a row with them are left out, and one in a hundred of the rest is held out. The tokeniser
+    is a lower-cased WordPiece, with ``byte_level`` a byte-level BPE. ``limit``: only so many articles of each.
     """
     files = {name: find_file(wikitext, f"wiki.{name}.tokens") for name in ("valid", "test")}
     out.mkdir(parents=True, exist_ok=True)
@@ -70,7 +71,7 @@ def prepare_wiki_corpus(
         note(f"{len(documents):,} articles of {enwik8.name}")
     train, valid = _split(documents, held_out, seed)
     note("making the tokeniser")
-    tokeniser = train_wordpiece(train, vocab_size=vocab)
+    tokeniser = (train_bpe if byte_level else train_wordpiece)(train, vocab_size=vocab)
     tokeniser.save(out / "tokenizer")
     counts_by_store: dict[str, Any] = {}
     splits: list[tuple[str, list[str], dict[str, int]]] = [("train", train, {}), ("valid", valid, {})]
