@@ -81,8 +81,10 @@ def test_a_window_wider_than_the_text_is_the_models_attention(name: str) -> None
     model = cached_build(name)
     texts = inputs(model, padding("mixed"))
     expected = real_logits(model, texts)
+    # Rounding grows with the logits, and with every pass of a model that runs its layers several times.
+    scale = expected.abs().max()
     with refused(NO_WINDOW.get(name)), al.swap(model, f"window:r={ALL_KEYS}"):
-        assert_close(real_logits(model, texts), expected)
+        assert_close(real_logits(model, texts) / scale, expected / scale)
 
 
 @pytest.mark.parametrize("name", DECODERS)

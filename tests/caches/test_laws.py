@@ -57,6 +57,16 @@ def tokens(rows: int, length: int = PROMPT + STEPS) -> Tensor:
     return torch.randint(3, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(7))
 
 
+def different_tokens(length: int) -> Tensor:
+    """One text; values of equal tokens are equal in the first layer, and rounding decides which of them is kept."""
+    return 3 + torch.randperm(VOCABULARY - 3, generator=torch.Generator().manual_seed(7))[None, :length]
+
+
+def unused_tokens(_: int, text: Tensor) -> list[int]:
+    """The tokens that are not in a text."""
+    return sorted(set(range(VOCABULARY)) - set(text.tolist()))
+
+
 def read(model: nn.Module, ids: Tensor, policy: KVPolicy) -> tuple[Tensor, Any]:
     """The logits of the prompt's last token and of each later one, and the cache after them."""
     adapter, logits = adapter_of(model), []
@@ -198,7 +208,7 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(("spec", "way"), in_turn(EXAMPLES, WAYS))
 def test_generated_text_has_the_score_it_has_when_read(spec: str, way: str) -> None:
     """Each sequence is scored by the keys of its own tokens, although beams change rows at every step."""
-    model, ids = model_of("llama"), tokens(1, PROMPT)
+    model, ids = model_of("llama"), different_tokens(PROMPT)
     for policy in variants(spec, budget=BUDGET):
         with al.evicting(model, policy) as cache:
             found = model.generate(
@@ -209,6 +219,7 @@ def test_generated_text_has_the_score_it_has_when_read(spec: str, way: str) -> N
                 min_new_tokens=STEPS,
                 return_dict_in_generate=True,
                 output_scores=True,
+                prefix_allowed_tokens_fn=unused_tokens,
                 **WAYS[way],
             )
         scores = model.compute_transition_scores(
@@ -217,7 +228,9 @@ def test_generated_text_has_the_score_it_has_when_read(spec: str, way: str) -> N
         for text, score in zip(found.sequences, scores, strict=True):
             logits, _ = read(model, text[None, : PROMPT + STEPS - 1], policy)
             if way != "beams":
-                # generate forbids the end of the text; for beams it does so after the softmax.
+                # generate forbids the end of the text and used tokens; for beams it does so after the softmax.
                 logits[..., model.config.eos_token_id] = -torch.inf
+                for i in range(STEPS):
+                    logits[0, i, text[: PROMPT + i]] = -torch.inf
             log_p = logits.log_softmax(-1)
             assert_close(log_p[0].gather(-1, text[PROMPT:, None])[:, 0], score.to(log_p), dtype=torch.float32)

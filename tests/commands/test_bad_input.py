@@ -26,7 +26,7 @@ from attnlab.data import readers
 from tests.commands.bad_input import CASES, DEEP, GOOD, Case, edit, fewer_layers, good_call, ids_beyond, with_value
 
 # Every so many cases one is part of the fast tests.
-STRIDE, FIRST = 41, 3
+STRIDE, FIRST = 38, 3
 SECONDS = 30
 MORE_BYTES = 6 << 30
 # A training may have begun, and said so.
