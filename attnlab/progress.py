@@ -38,6 +38,10 @@ class Progress:
 
     def expect(self, steps: int) -> None:
         """This many more steps are to come."""
+        if not self.expected:
+            # What was done before the first steps says nothing of how long they take.
+            self._began = time.monotonic()
+            self.bar.reset()
         self.expected += steps
         self.bar.total = self.expected
         self.bar.refresh()

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from papers.common.folders import Experiment, add_out
+from papers.common.quick import FOLDER
 
 __all__ = ["EXPERIMENTS"]
 
@@ -84,8 +85,8 @@ def _corpus(options: argparse.Namespace) -> None:
 
 # The options of shipped-lm that are settings of papers.common.shipped_lm.ShippedLM.
 LM_SETTINGS = {
-    "model": str, "mechanism": str, "steps": int, "tokens": int, "lr": float, "long_steps": int, "long_lr": float,
-    "twin_tokens": int, "evaluated": int, "seed": int,
+    "model": str, "mechanism": str, "length": int, "longest": int, "steps": int, "tokens": int, "lr": float,
+    "long_steps": int, "long_lr": float, "twin_tokens": int, "evaluated": int, "seed": int,
 }  # fmt: skip
 
 
@@ -131,5 +132,17 @@ EXPERIMENTS: dict[str, Experiment] = {
         _lm_arguments,
         _lm,
         "--corpus runs/wiki-bytes",
+        quick={
+            "model": "llama-1x32",
+            "mechanism": "abc-select:slots=12,window=16,sinks=4",
+            "length": 64,
+            "longest": 128,
+            "steps": 4,
+            "tokens": 512,
+            "long_steps": 2,
+            "twin_tokens": 32_768,
+            "evaluated": 512,
+            "folder": FOLDER / "shipped",
+        },
     ),
 }

@@ -1,6 +1,6 @@
 """``python -m papers shipped-lm``: the causal language model in attnlab/shipped/lm, and its twin with a bounded memory.
 
-It learns from short rows, then from rows of ``LONGEST`` tokens; the twin has the same weights, and learns only which
+It learns from short rows, then from rows as long as it may read; the twin has the same weights, and learns only which
 keys its memory keeps. A second call goes on where the first was stopped.
 """
 
@@ -36,8 +36,8 @@ from papers.common.wiki_corpus import WikiCorpus
 __all__ = ["ShippedLM", "make_shipped_lm"]
 
 NAME = "shipped_lm"
-LONGEST = 8192
-EVALUATED = (512, 1024, 2048, 4096, 8192)
+# The longest rows that the twin learns from.
+TWIN_LENGTH = 2048
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class ShippedLM:
     """Sizes and lengths of both trainings, and the memory of the twin."""
 
     model: str = "llama-4x192"
+    length: int = 512
+    longest: int = 8192
     steps: int = 20_000
     tokens: int = 32_768
     lr: float = 3e-3
@@ -56,13 +58,21 @@ class ShippedLM:
     evaluated: int = 131_072
     seed: int = 0
 
+    @property
+    def lengths(self) -> list[int]:
+        """The lengths at which both are evaluated: each twice the one before."""
+        return [self.length << i for i in range((self.longest // self.length).bit_length())]
+
     def phase(self, name: str) -> PretrainConfig:
         """The training on "short" or "long" rows."""
-        steps, lr = (self.steps, self.lr) if name == "short" else (self.long_steps, self.long_lr)
+        short = name == "short"
+        length, steps, lr = (
+            (self.length, self.steps, self.lr) if short else (self.longest, self.long_steps, self.long_lr)
+        )
         return PretrainConfig(
-            model=self.model, task="causal", lengths=(512 if name == "short" else LONGEST,), tokens=self.tokens,
-            steps=steps, lr=lr, warmup=max(1, steps // 20), decay="cosine", betas=(0.9, 0.95), weight_decay=0.1,
-            evaluations=10, seed=self.seed,
+            model=self.model, task="causal", lengths=(length,), tokens=self.tokens, steps=steps, lr=lr,
+            warmup=max(1, steps // 20), decay="cosine", betas=(0.9, 0.95), weight_decay=0.1, evaluations=10,
+            seed=self.seed,
         )  # fmt: skip
 
 
@@ -93,8 +103,8 @@ def make_shipped_lm(config: ShippedLM, *, corpus: Path, work: Path, folder: Path
 
 
 def _twin(config: ShippedLM, folder: Path, text: Path) -> ConversionConfig:
-    length, batch = 2048, 8
-    settings = Distillation(batch=batch, length=length, seed=config.seed, repeats=0.1)
+    length = min(TWIN_LENGTH, config.longest)
+    settings = Distillation(batch=max(1, 16_384 // length), length=length, seed=config.seed, repeats=0.1)
     return ConversionConfig(
         model=str(folder), text=(str(text),), mechanism=config.mechanism, tokens=config.twin_tokens,
         stages=(("heads", 1.0),), settings=settings,
@@ -151,7 +161,9 @@ def _curve(run: Path) -> Iterator[dict[str, Any]]:
 
 def _losses(config: ShippedLM, wiki: WikiCorpus, models: Mapping[str, LoadedModel]) -> Iterator[dict[str, Any]]:
     """Nats a token of both held-out texts in rows of each length, and the cache's bytes there."""
-    jobs = [(text, name, length) for text in ("valid", "wikitext103-valid") for name in models for length in EVALUATED]
+    jobs = [
+        (text, name, length) for text in ("valid", "wikitext103-valid") for name in models for length in config.lengths
+    ]
     specials = wiki.tokeniser().specials
     for text, name, length in each(jobs, lambda job: f"{job[0]}, {job[1]}, {job[2]} tokens"):
         store, model = wiki.store(text), models[name].model

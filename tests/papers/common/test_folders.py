@@ -125,7 +125,7 @@ def test_the_list_is_in_the_order_of_the_papers(capsys: pytest.CaptureFixture[st
     first = [next(i for i, name in enumerate(names) if name.startswith(start)) for start in
              ("claims", "docs", "wiki-corpus", "value-aware", "effective", "abc-", "guidance", "ktiw-")]  # fmt: skip
     assert first == sorted(first)
-    assert set(experiments_in("common")) == {"claims", "data", "docs", "wiki-corpus"}
+    assert set(experiments_in("common")) == {"claims", "data", "docs", "shipped-lm", "wiki-corpus"}
 
 
 @pytest.mark.parametrize("arguments", [[], ["abc-mt", "--help"], ["claims", "--help"]])

@@ -40,6 +40,7 @@ SLOW = {
 ELSEWHERE = {
     "docs": "stale_pages: each page; test_docs.py runs it",
     "wiki-corpus": "prepare_wiki_corpus: articles and stores; test_wiki_corpus.py runs it",
+    "shipped-lm": "the training loop's lines, then each length",
     "value-aware": "reproduce: the rows of its processes",
     "value-aware-lm": "measure: each mechanism and batch of windows",
     "effective": "run: the rows of its processes",

@@ -21,6 +21,7 @@ SMOKE = [name for name, experiment in EXPERIMENTS.items() if "smoke" in experime
 # These write folders that others read, in their whole form.
 FIRST = {
     "wiki-corpus": "--enwik8 data/enwik8/enwik8 --wikitext data/wikitext-103 --out runs/wiki --vocab 8192",
+    "wiki-corpus --byte-level": "--enwik8 data/enwik8/enwik8 --wikitext data/wikitext-103 --out runs/wiki-bytes --vocab 512",
     "ktiw-data": "--data data --only 20newsgroups,multi30k --into runs/ktiw-data --out runs/ktiw-data.json",
 }
 PAGE = '  <page>\n    <title>{}</title>\n    <revision>\n      <text xml:space="preserve">{}</text>\n    </revision>\n  </page>\n'
@@ -119,7 +120,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for name, words in FIRST.items():
-            assert main([name, *shlex.split(words)]) == 0
+            assert main(shlex.split(f"{name} {words}")) == 0
     return folder
 
 
