@@ -17,12 +17,16 @@ import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "check_writable",
     "command_line",
     "commit",
+    "device_name",
     "file_sha256",
     "provenance",
     "saved_folder",
@@ -42,7 +46,7 @@ def provenance() -> dict[str, Any]:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return {"versions": versions, "python": platform.python_version(), "device": _device(), "commit": commit()}
+    return {"versions": versions, "python": platform.python_version(), "device": device_name(), "commit": commit()}
 
 
 @cache
@@ -231,10 +235,16 @@ def _umask() -> int:
     return mask
 
 
-def _device() -> str:
+def device_name(device: torch.device | None = None) -> str:
+    """The GPU's name, or the CPU and its threads; without a device, that of the GPU wherever there is one.
+
+    >>> import torch
+    >>> device_name(torch.device("cpu")).endswith(("thread", "threads"))
+    True
+    """
     import torch
 
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
+    if torch.cuda.is_available() if device is None else device.type == "cuda":
+        return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
     return f"{platform.machine()} CPU, {threads} thread{'s' if threads > 1 else ''}"
