@@ -60,7 +60,7 @@ def held_out_mean(scores: Rows, kinds: Sequence[str], *, seed: int = 0) -> Rows:
         "of": kinds[0], "models": len(models), "readings": len(names), "tau": found,
         "p": (reached + 1) / (SHUFFLES + 1), "chosen_more_than_attention": sum(gains) / len(gains),
         "chosen_is_worse_on": sum(gain < 0 for gain in gains),
-        "order_on_all": ", ".join(sorted(names, key=lambda name: (-_ranking(means)[name], name))),
+        "order_on_all": " > ".join(sorted(names, key=lambda name: (-_ranking(means)[name], name))),
     }]  # fmt: skip
 
 

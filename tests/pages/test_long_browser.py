@@ -18,11 +18,18 @@ from tests.opened_pages import assert_fits
 
 from .conftest import OpenPage
 from .explorer.conftest import press, settle
-from .long_examples import MARKUP, random_text, write_model, write_text
+from .long_examples import (
+    LARGEST,
+    MARKUP,
+    MILLISECONDS_TO_SWITCH,
+    SECONDS_TO_PAINT,
+    SWITCH_HEADS,
+    random_text,
+    write_model,
+    write_text,
+)
 
 pytestmark = pytest.mark.browser
-
-SECONDS_TO_PAINT, MILLISECONDS_TO_SWITCH = 1.0, 100
 
 
 @pytest.fixture(scope="module")
@@ -223,22 +230,11 @@ def test_a_short_text_is_drawn_too(open_page: OpenPage, tmp_path: Path, length: 
 @pytest.mark.slow
 def test_270_heads_of_32768_tokens_paint_and_switch_in_time(open_page: OpenPage, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
-    path.write_bytes(long_page(pack_long(random_text(32_768, layers=30, heads=9))))
+    path.write_bytes(long_page(pack_long(random_text(**LARGEST))))
     page = open_page(path)
     settle(page)
     painted = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
-    switches = page.evaluate(
-        """async () => {
-            const [grid, host, times] = [document.querySelector(".l-grid"), document.documentElement, []];
-            for (const key of ["ArrowDown", "ArrowRight", "ArrowDown", "ArrowRight", "ArrowDown", "ArrowUp", "ArrowLeft"]) {
-                const start = performance.now();
-                grid.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
-                while ("drawing" in host.dataset) await new Promise((next) => setTimeout(next));
-                times.push(performance.now() - start);
-            }
-            return times;
-        }"""
-    )
+    switches = page.evaluate(SWITCH_HEADS)
     assert painted < 1000 * SECONDS_TO_PAINT
     # The median: other programs run on the machine of the tests.
     assert np.median(switches) < MILLISECONDS_TO_SWITCH
