@@ -59,7 +59,9 @@ class Subject:
     quality: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, words: str, config: TruthConfig, *, work: Path, text: str | None, device: str) -> Subject:
+    def of(
+        cls, words: str, config: TruthConfig, *, work: Path, text: str | None, device: str, as_trained: bool = False
+    ) -> Subject:
         """The subject that the command line names: a task, a colon, and a model, its folder or a seed."""
         task, _, where = words.partition(":")
         if task not in TASKS or not where:
@@ -77,8 +79,8 @@ class Subject:
         elif task == "translation":
             corpus, name = read_corpus(Path(where), config), "multi30k"
             folder = work / "training-multi30k"
-            model, cases = translator(corpus, config, folder), translation_cases(corpus, config)
-            good = quality(model, corpus, folder)
+            model, updates = translator(corpus, config, folder, as_trained=as_trained)
+            cases, good = translation_cases(corpus, config), quality(model, updates, corpus, folder)
         elif task.endswith("chemistry"):
             model, reactions = load_model(where).model, read_reactions()
             masked = task == "masked-chemistry"
@@ -111,7 +113,7 @@ def measure(
     """Read the cases in chunks; chunks that ``folder`` has are not made again, and none is begun after ``minutes``."""
     until = time.monotonic() + 60 * minutes
     folder.mkdir(parents=True, exist_ok=True)
-    _check_settings(folder, {"task": subject.task, "model": subject.name, **asdict(config)})
+    _check_settings(folder, {"task": subject.task, "model": subject.name, **asdict(config), **subject.quality})
     device = next(subject.model.parameters()).device
     parts: list[dict[str, Tensor]] = []
     devices: list[str] = []

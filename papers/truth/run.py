@@ -31,6 +31,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--minutes", type=float, default=float("inf"),
         help="begin no chunk of cases after so many minutes for each model; the results say how many cases count",
     )  # fmt: skip
+    parser.add_argument(
+        "--as-trained", action="store_true",
+        help="take a translator whose training was ended as it is; the results say after how many updates",
+    )  # fmt: skip
     parser.add_argument("--batch", type=int, help="predictions read at once (default: 32 on a GPU, 4 elsewhere)")
     parser.add_argument("--device", help="(default: a GPU, if there is one)")
     add_out(parser, NAME)
@@ -52,7 +56,9 @@ def _run(options: argparse.Namespace) -> Path:
     text = None if options.text is None else options.text.read_text(encoding="utf-8")
     for words in options.on:
         note(words)
-        subject = Subject.of(words, config, work=options.work, text=text, device=device)
+        subject = Subject.of(
+            words, config, work=options.work, text=text, device=device, as_trained=options.as_trained
+        )  # fmt: skip
         folder = options.work / f"{subject.task}-{subject.name}"
         measured = measure(subject, config, folder, batch=batch, minutes=options.minutes)
         tables = tables_of(subject, measured, config)

@@ -33,7 +33,8 @@ KEYS = {
 }
 NOTES = {
     "subjects": "cases: those that count, of which the model answers a prediction right; made: those that were tried; "
-    "right: their share; device: what read them. For a model trained here, BLEU and -log p of a token of its test set.",
+    "right: their share; device: what read them. Of the translator, its updates, BLEU and -log p of a token on the "
+    "test set of 2016.",
     "scores": "precision: the share of true sources among the k highest positions, k the number of sources; auc: the "
     "area under the ROC curve. one head: the head that is best on the other half of the cases; all heads and last "
     "layer: the mean of maps; whole model: readings without heads. more: the difference to attention of the same "
@@ -66,8 +67,8 @@ def tables_of(subject: Subject, measured: Measured, config: TruthConfig) -> dict
     """The rows of one subject from the scores of its cases."""
     labels, scores = {"task": subject.task, "model": subject.name}, measured.scores
     cases = len(scores["case"])
-    about = {"cases": cases, "made": measured.made, "right": cases / measured.made}
-    tables = {
+    about: dict[str, Any] = {"cases": cases, "made": measured.made, "right": cases / measured.made}
+    tables: dict[str, Rows] = {
         "subjects": [labels | about | {"device": " and ".join(measured.devices)} | subject.quality],
         "scores": [labels | row for row in _score_rows(scores, config)],
         "causal": [labels | _causal(scores) | {"cases": cases, "made": measured.made}],

@@ -38,8 +38,13 @@ def read_corpus(root: Path, config: TruthConfig) -> Corpus:
     return tokenised(read_task(TASKS[TASK], root), vocab=config.vocab)
 
 
-def translator(corpus: Corpus, config: TruthConfig, folder: Path) -> Transformer:
-    """Train the model, or go on with it."""
+def translator(
+    corpus: Corpus, config: TruthConfig, folder: Path, *, as_trained: bool = False
+) -> tuple[Transformer, int]:
+    """Train the model, or go on with it; the model and its updates.
+
+    ``as_trained`` takes the newest checkpoint of a training that was ended before its last update.
+    """
     torch.manual_seed(config.seed)
     model = Transformer(
         TransformerConfig(
@@ -57,11 +62,10 @@ def translator(corpus: Corpus, config: TruthConfig, folder: Path) -> Transformer
         precision="no",
     )
     source = _pairs(corpus, "train", config.seed)
-    train(
-        model, source, terms=[CrossEntropy()], settings=settings, run_dir=folder, config=asdict(config), resume=True
-    )  # fmt: skip
-    load_weights(model, folder)
-    return model
+    about = asdict(config)
+    if not as_trained:
+        train(model, source, terms=[CrossEntropy()], settings=settings, run_dir=folder, config=about, resume=True)
+    return model, load_weights(model, folder)
 
 
 def _pairs(corpus: Corpus, split: str, seed: int) -> ParallelSource:
@@ -69,15 +73,16 @@ def _pairs(corpus: Corpus, split: str, seed: int) -> ParallelSource:
     return ParallelSource(*corpus.ids[split], pad=pad, bos=bos, eos=eos, batch_size=64, seed=seed)
 
 
-def quality(model: Transformer, corpus: Corpus, folder: Path) -> dict[str, float]:
+def quality(model: Transformer, updates: int, corpus: Corpus, folder: Path) -> dict[str, float]:
     """BLEU of greedy translations of the test set of 2016, and -log p of a token of it; found once, kept in a file."""
-    path = folder / "quality.json"
+    path = folder / f"quality-{updates}.json"
     if not path.exists():
         model.eval()
         source = _pairs(corpus, "test", 0)
         batches = [source.batch(step) for step in range(source.steps_per_epoch)]
         said = translate(model, corpus, corpus.ids["test"][0], beams=1, longest=LONGEST)
         found = {
+            "updates": updates,
             "bleu": corpus_bleu(said, corpus.texts["test"].target),
             "loss": float(mean_loss(model, batches, CrossEntropy())),
         }
