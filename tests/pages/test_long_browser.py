@@ -76,8 +76,26 @@ def test_it_opens_offline_and_fits(open_page: OpenPage, folder: Path, tmp_path: 
     assert page.locator("dl dt").all_inner_texts()[0] == "entropy"
     picture = f"long-{width}-{scheme}.png"
     assert_fits(page, picture, width=width, within="main", scrolls=".x-scroll", folder=tmp_path)
-    unnamed = page.locator("canvas:not([aria-label]), button:not([aria-label]):empty, input:not([aria-label])")
-    assert unnamed.count() == 0
+
+
+def test_a_screen_reader_hears_names_and_what_keys_choose(page: Any) -> None:
+    unnamed = (
+        "canvas:not([aria-label]), button:not([aria-label]):empty, input:not([aria-label]), select:not([aria-label])"
+    )
+    assert page.locator(unnamed).count() == 0
+    # A picture that keys walk over says its numbers in a line that is read out.
+    for canvas in page.locator("canvas").all():
+        assert (canvas.get_attribute("role"), canvas.get_attribute("tabindex")) == ("img", "0")
+    readouts = page.locator(".l-readout")
+    assert readouts.count() == page.locator("canvas.x-large, canvas.l-lanes").count() == 3
+    assert {one.get_attribute("aria-live") for one in readouts.all()} == {"polite"}
+    grid, title = page.locator(".l-grid"), page.locator("section:has(canvas.x-large) h2").first
+    before = grid.get_attribute("aria-label")
+    grid.focus()
+    press(page, "ArrowDown")
+    assert grid.get_attribute("aria-label") != before
+    assert title.get_attribute("aria-live") == "polite"
+    assert title.inner_text().startswith("Layer 1, head 1")
 
 
 def test_a_token_shows_its_largest_weights_and_leads_to_them(page: Any, statistics: al.AttentionStatistics) -> None:
