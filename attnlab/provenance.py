@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import secrets
 import shlex
 import stat
@@ -225,8 +226,11 @@ def write_json(path: Path | str, content: Any) -> Path:
 
 
 def _without_folders(option: str) -> str:
-    name, equals, value = option.rpartition("=")
-    return name + equals + (Path(value).name if Path(value).is_absolute() else value)
+    # --out=/home/me/r.json, and a task with its folder: translation:/home/me/data
+    before = re.match(r"(?:.*=|[\w.-]+:)(?=/[^/])|", option)
+    assert before is not None
+    value = option[before.end() :]
+    return before.group() + (Path(value).name if Path(value).is_absolute() else value)
 
 
 def _umask() -> int:

@@ -29,13 +29,15 @@ def held_out(scores: Rows, kinds: Sequence[str]) -> Rows:
     for model, subjects in models.items():
         ranking = _ranking([_means(more, names) for other, more in models.items() if other != model])
         best = _best(ranking)
+        voted = _voted([more for other, more in models.items() if other != model], names)
         for subject, one in subjects.items():
             own = {name: one[name]["precision"] for name in names}
             rows.append({
                 "of": kinds[0], "held_out": subject, "tau": kendall(ranking, own), "best_on_others": best,
                 "more_than_attention": one[best]["precision_more"],
                 "interval": one[best]["precision_more_interval"],
-                "best_here": _best(own),
+                "most_votes_on_others": voted, "voted_more_than_attention": one[voted]["precision_more"],
+                "voted_interval": one[voted]["precision_more_interval"], "best_here": _best(own),
             })  # fmt: skip
     return rows
 
@@ -52,14 +54,14 @@ def held_out_mean(scores: Rows, kinds: Sequence[str], *, seed: int = 0) -> Rows:
     means = [_means(subjects, names) for subjects in models.values()]
     found, draw = _mean_tau(means), random.Random(seed)
     reached = sum(_mean_tau([_renamed(one, draw) for one in means]) >= found - 1e-12 for _ in range(SHUFFLES))
-    gains = [
-        sum(row["more_than_attention"] for row in own) / len(own)
-        for own in _rows_of_models(held_out(scores, kinds), models)
-    ]
+    rows = _rows_of_models(held_out(scores, kinds), models)
     return [{
         "of": kinds[0], "models": len(models), "readings": len(names), "tau": found,
-        "p": (reached + 1) / (SHUFFLES + 1), "chosen_more_than_attention": sum(gains) / len(gains),
-        "chosen_is_worse_on": sum(gain < 0 for gain in gains),
+        "p": (reached + 1) / (SHUFFLES + 1),
+        "best_more_than_attention": _mean_of_models(rows, "more_than_attention"),
+        "best_is_behind_on": sum(any(row["interval"][1] < 0 for row in own) for own in rows),
+        "voted_more_than_attention": _mean_of_models(rows, "voted_more_than_attention"),
+        "voted_is_behind_on": sum(any(row["voted_interval"][1] < 0 for row in own) for own in rows),
         "order_on_all": " > ".join(sorted(names, key=lambda name: (-_ranking(means)[name], name))),
     }]  # fmt: skip
 
@@ -72,8 +74,7 @@ def against_attention(scores: Rows, kinds: Sequence[str]) -> Rows:
             continue
         empty = {"of": kinds[0], "reading": row["reading"], "ahead": 0, "level": 0, "behind": 0}
         counts = rows.setdefault(row["reading"], empty | {"worst": float("inf"), "best": -float("inf")})
-        low, high = row["precision_more_interval"]
-        counts["ahead" if low > 0 else "behind" if high < 0 else "level"] += 1
+        counts[("level", "ahead", "behind")[_vote(row)]] += 1
         counts["worst"] = min(counts["worst"], row["precision_more"])
         counts["best"] = max(counts["best"], row["precision_more"])
     return list(rows.values())
@@ -106,6 +107,25 @@ def _ranking(models: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def _best(precision: Mapping[str, float]) -> str:
     return max(sorted(precision), key=lambda name: precision[name])
+
+
+def _vote(row: Mapping[str, Any]) -> int:
+    """1 where a reading is ahead of attention by its interval, -1 where it is behind, 0 where the interval holds 0."""
+    low, high = row["precision_more_interval"]
+    return (low > 0) - (high < 0)
+
+
+def _voted(models: Sequence[Subjects], names: Sequence[str]) -> str:
+    """The reading with the most votes, the mean of a model's tasks being its vote; attention if none has more."""
+    votes = {
+        name: sum(sum(_vote(one[name]) for one in subjects.values()) / len(subjects) for subjects in models)
+        for name in names
+    }
+    return max(sorted(votes), key=lambda name: (votes[name], name == ATTENTION))
+
+
+def _mean_of_models(rows: Sequence[Rows], column: str) -> float:
+    return sum(sum(row[column] for row in own) / len(own) for own in rows) / len(rows)
 
 
 def _mean_tau(models: Sequence[Mapping[str, float]]) -> float:

@@ -54,10 +54,12 @@ NOTES = {
     "over_effective": "removed: the share of the squared weights that effective attention removes; then the paired "
     "difference in precision of attention, norm and gradient to effective attention, of the same heads.",
     "held_out": "The ranking of readings by mean precision on the other models, tested on this one: Kendall's tau, and "
-    "the difference of the reading chosen there to attention here. Only readings that every task has.",
+    "the difference of the reading chosen there to attention here, chosen by precision or by votes (ahead of attention "
+    "less behind, by intervals). Only readings that every task has.",
     "held_out_mean": "The mean of tau over held-out models, each counting once, and p: how often readings with names "
-    "by chance agree as well. chosen_more_than_attention: the mean gain of the reading that is best on the others; "
-    "chosen_is_worse_on: the models on which it loses.",
+    "by chance agree as well. best: the reading of the highest precision on the others; voted: the one that is ahead "
+    "of attention by its interval on the most of the others, less those where it is behind. Each with its mean gain, "
+    "and with the models on which it is behind attention in a task by its interval.",
     "against_attention": "In how many tasks a reading is ahead of attention by its interval, level or behind, and the "
     "lowest and the highest difference.",
 }

@@ -26,7 +26,7 @@ from papers.truth.cases import Case, copy_cases, earlier_target, facts_cases, ne
 from papers.truth.chemistry import FILES, Reaction, chemistry_cases, map_atoms, read_reactions, write_model
 from papers.truth.config import CONFIGS
 from papers.truth.measure import Subject, measure, scores_of_item
-from papers.truth.ranking import against_attention, held_out_mean
+from papers.truth.ranking import against_attention, held_out, held_out_mean
 from papers.truth.readings import MAPS, Batch, query_row, read_batch, recorded_stack
 from papers.truth.scores import area_under_curve, choose_heads, compare, precision_at, spread
 from papers.truth.smiles import element
@@ -274,12 +274,12 @@ def test_the_ranking_is_tested_on_models_that_did_not_make_it() -> None:
     }
     [why] = derived(tables)["effective_spread"]
     assert (why["removed"], why["over_effective"], why["source_attention"]) == (0.6, 9.0, 0.8)
-    held_out = {row["held_out"]: row for row in derived(tables)["held_out"]}
+    found = {row["held_out"]: row for row in derived(tables)["held_out"]}
     # Both seeds of recall are left out together: what remains is a and b.
-    assert held_out["facts b"]["best_on_others"] == "norm"
-    assert held_out["facts b"]["tau"] == -1
-    assert held_out["facts b"]["more_than_attention"] == pytest.approx(-0.4)
-    assert held_out["recall 0"]["best_on_others"] == "attention"
+    assert found["facts b"]["best_on_others"] == "norm"
+    assert found["facts b"]["tau"] == -1
+    assert found["facts b"]["more_than_attention"] == pytest.approx(-0.4)
+    assert found["recall 0"]["best_on_others"] == "attention"
     table = markdown_table(derived(tables)["one_head"])
     assert table.splitlines()[0] == "| reading | needle a | facts b | recall 0 | recall 1 |"
     assert "| norm | 0.9 | 0.1 | 0.9 | 0.9 |" in table
@@ -368,11 +368,25 @@ def test_the_order_of_readings_is_compared_with_chance() -> None:
     assert (same["tau"], same["models"], same["readings"]) == (1, 5, 5)
     assert same["p"] < 0.01
     assert same["order_on_all"] == "gradient > norm > attention > effective > rollout"
-    assert same["chosen_more_than_attention"] == pytest.approx(0.4)
+    assert same["best_more_than_attention"] == pytest.approx(0.4)
+    assert same["best_is_behind_on"] == 0
     # Two models of one order and two of the reverse agree on nothing.
     [none] = held_out_mean(models({"a": order, "b": order[::-1], "c": order, "d": order[::-1]}), ("one head",))
     assert none["tau"] < 0
     assert none["p"] > 0.5
+
+
+def test_a_reading_is_also_chosen_by_votes() -> None:
+    """Norm is a little ahead on every model, gradient far ahead on one and behind on the others."""
+    rows = []
+    for model, gradient in (("a", 1.0), ("b", 0.35), ("c", 0.35), ("d", 1.0)):
+        rows += [score(model, "facts", "attention", 0.5), score(model, "facts", "norm", 0.61)]
+        rows += [score(model, "facts", "gradient", gradient)]
+    found = {row["held_out"]: row for row in held_out(rows, ("one head",))}
+    assert (found["facts b"]["best_on_others"], found["facts b"]["most_votes_on_others"]) == ("gradient", "norm")
+    assert found["facts b"]["voted_more_than_attention"] == pytest.approx(0.11)
+    [mean] = held_out_mean(rows, ("one head",))
+    assert (mean["best_is_behind_on"], mean["voted_is_behind_on"]) == (2, 0)
 
 
 def test_readings_are_counted_as_ahead_level_and_behind() -> None:
