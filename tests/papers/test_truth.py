@@ -433,7 +433,7 @@ def test_the_first_paragraph_of_the_guide_is_what_the_results_say() -> None:
     tables = json.loads(Path("papers/results/truth.json").read_text(encoding="utf-8"))["tables"]
     one, many = tables["held_out_mean"]
     assert (one["of"], many["of"]) == ("one head", "all heads")
-    # No order holds with one head; with all heads a voted reading is behind on no held-out model.
+    # No order holds with one head; with all heads one does, but its first is behind on some, and the voted one on none.
     assert one["p"] > 0.05
     assert one["voted_more_than_attention"] <= 0
     assert many["p"] < 0.05
@@ -455,7 +455,9 @@ def test_the_first_paragraph_of_the_guide_is_what_the_results_say() -> None:
         assert all(rows[name][subject] >= rows["effective"][subject] - 0.01 for subject in subjects)
     one_head = {row["reading"]: row for row in tables["one_head"]}
     assert any(one_head["gradient"][subject] < one_head["effective"][subject] - 0.01 for subject in subjects)
-    assert counts["one head", "norm"]["level"] == len(subjects)
+    for name in ("norm", "value norm", "leave one out"):
+        assert max(-counts["one head", name]["worst"], counts["one head", name]["best"]) < 0.015
+    assert many["best_is_behind_on"] == 2
     for row in tables["effective_spread"]:
         assert row["over_effective"] > row["over_attention"]
     [translated] = [row for row in tables["effective"] if row["task"] == "translation"]
