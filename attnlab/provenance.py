@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import secrets
 import shlex
 import stat
@@ -17,12 +18,16 @@ import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "check_writable",
     "command_line",
     "commit",
+    "device_name",
     "file_sha256",
     "provenance",
     "saved_folder",
@@ -42,7 +47,7 @@ def provenance() -> dict[str, Any]:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return {"versions": versions, "python": platform.python_version(), "device": _device(), "commit": commit()}
+    return {"versions": versions, "python": platform.python_version(), "device": device_name(), "commit": commit()}
 
 
 @cache
@@ -221,8 +226,11 @@ def write_json(path: Path | str, content: Any) -> Path:
 
 
 def _without_folders(option: str) -> str:
-    name, equals, value = option.rpartition("=")
-    return name + equals + (Path(value).name if Path(value).is_absolute() else value)
+    # --out=/home/me/r.json, and a task with its folder: translation:/home/me/data
+    before = re.match(r"(?:.*=|[\w.-]+:)(?=/[^/])|", option)
+    assert before is not None
+    value = option[before.end() :]
+    return before.group() + (Path(value).name if Path(value).is_absolute() else value)
 
 
 def _umask() -> int:
@@ -231,10 +239,16 @@ def _umask() -> int:
     return mask
 
 
-def _device() -> str:
+def device_name(device: torch.device | None = None) -> str:
+    """The GPU's name, or the CPU and its threads; without a device, that of the GPU wherever there is one.
+
+    >>> import torch
+    >>> device_name(torch.device("cpu")).endswith(("thread", "threads"))
+    True
+    """
     import torch
 
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
+    if torch.cuda.is_available() if device is None else device.type == "cuda":
+        return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
     return f"{platform.machine()} CPU, {threads} thread{'s' if threads > 1 else ''}"

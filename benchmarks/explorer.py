@@ -4,11 +4,15 @@ The model is BERT-base with random weights whose queries and keys are scaled unt
 The peer is optional: --peer names a folder with bertviz (pip install --no-deps --target DIR bertviz==1.4.1), and
 --libraries one with the three scripts it loads from a CDN (require.min.js, jquery.min.js, d3.min.js), which are served
 from that folder, since without them its page is blank.
+
+--long measures the page of ``attnlab explore --long`` alone, at its largest: 270 heads of 32,768 tokens, with random
+statistics, which deflate worst. The targets stand beside the numbers.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import statistics
 import sys
@@ -19,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from storing import make_results, write_results
+from storing import make_results, read_results, write_results
 
 from attnlab.adapters import record
 from attnlab.measure import median_seconds
@@ -27,6 +31,7 @@ from attnlab.pages.explorer import Exploration, Item, LayerMaps, Tokens, pack
 from attnlab.reading.effective import effective_attention
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+KEYS = {"writing": ["tokens"], "page": ["tokens", "bits"], "against_bertviz": ["tokens"], "long": ["tokens", "heads"]}
 CDN = "https://cdnjs.cloudflare.com/"
 
 
@@ -39,7 +44,11 @@ def main() -> None:
     parser.add_argument("--libraries", type=Path, help="a folder with the scripts it loads")
     parser.add_argument("--peer-tokens", type=int, default=128)
     parser.add_argument("--out", type=Path, help="where the result is written as JSON")
+    parser.add_argument("--long", action="store_true", help="measure the page of a long text alone")
     options = parser.parse_args()
+    if options.long:
+        store(options, {"long": [measure_long(options.repeats)]}, {"repeats": options.repeats})
+        return
     rows, writing, peers = [], [], []
     for n in options.tokens:
         attention, effective, row = measure_writing(n, options)
@@ -48,16 +57,21 @@ def main() -> None:
             rows.append(measure_page(attention, effective, n, precise=precise))
         if options.peer and n == options.peer_tokens:
             peers.append(measure_peer(attention, n, options, ours=rows[-2]))
-    for row in (*writing, *rows, *peers):
+    config = {"layers": options.layers, "heads": 12, "width": 768, "repeats": options.repeats}
+    store(options, {"writing": writing, "page": rows, "against_bertviz": peers}, config)
+
+
+def store(options: argparse.Namespace, tables: dict[str, list[dict[str, Any]]], config: dict[str, Any]) -> None:
+    """Print the rows; with --out, put them into the file, where tables of another run stay."""
+    for row in (row for rows in tables.values() for row in rows):
         print(
             "  ".join(
                 f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items()
             )
         )
     if options.out:
-        config = {"layers": options.layers, "heads": 12, "width": 768, "repeats": options.repeats}
-        tables = {"writing": writing, "page": rows, "against_bertviz": peers}
-        write_results(options.out, make_results("explorer", None, tables, config=config))
+        result = make_results("explorer", None, tables, config=config, keys=KEYS)
+        write_results(options.out, result, before=read_results(options.out))
 
 
 @torch.no_grad()
@@ -146,6 +160,51 @@ def measure_page(attention: list[np.ndarray], effective: list[np.ndarray], n: in
         }
     shutil.rmtree(folder)
     return row
+
+
+def measure_long(repeats: int) -> dict[str, Any]:
+    """The page of the longest text, opened offline ``repeats`` times, each time in a new tab."""
+    from attnlab.pages.long import long_page, pack_long
+    from tests.pages import long_examples as examples
+
+    folder = Path(tempfile.mkdtemp())
+    page = folder / "page.html"
+    page.write_bytes(long_page(pack_long(examples.random_text(**examples.LARGEST))))
+    requests: list[str] = []
+    paints, drawn, switches = [], [], []
+    with chromium() as browser:
+        context = browser.new_context(offline=True, viewport={"width": 1280, "height": 900})
+        for _ in range(repeats):
+            tab = context.new_page()
+            tab.on("request", lambda request: requests.append(request.url))
+            start = time.perf_counter()
+            tab.goto(page.as_uri(), wait_until="commit")
+            tab.wait_for_selector("html[data-drawn]:not([data-drawing])", state="attached", timeout=120_000)
+            drawn.append(time.perf_counter() - start)
+            paints.append(tab.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime") / 1000)
+            switches += tab.evaluate(examples.SWITCH_HEADS)
+            memory, nodes = tab_memory(browser), tab.evaluate("document.querySelectorAll('*').length")
+            tab.close()
+    size = page.stat().st_size / 1e6
+    shutil.rmtree(folder)
+    return {
+        "tokens": examples.LARGEST["length"],
+        "heads": examples.LARGEST["layers"] * examples.LARGEST["heads"],
+        "MB": round(size, 2),
+        "MB_target": examples.MEGABYTES,
+        "first_paint_s": round(statistics.median(paints), 3),
+        "first_paint_s_target": examples.SECONDS_TO_PAINT,
+        "drawn_s": round(statistics.median(drawn), 3),
+        "head_switch_ms": round(statistics.median(switches), 1),
+        "head_switch_ms_slowest": round(max(switches), 1),
+        "head_switch_ms_target": examples.MILLISECONDS_TO_SWITCH,
+        "requests_elsewhere": sum(not url.startswith((page.as_uri(), "blob:", "data:image/")) for url in requests),
+        "nodes": nodes,
+        "tab_MB": round(memory),
+        # Processes that wanted a core: with more of them than cores, the times are too long.
+        "load": round(os.getloadavg()[0], 1),
+        "cores": os.cpu_count(),
+    }
 
 
 def measure_peer(

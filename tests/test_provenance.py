@@ -18,7 +18,7 @@ import pytest
 from attnlab.commands.table import COMMANDS
 from attnlab.provenance import commit_of, file_sha256
 from papers.common.folders import experiments_like
-from papers.common.sources import KNOWN, unexplained, writer_of
+from papers.common.sources import KNOWN, misplaced, unexplained, writer_of
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = sorted(path for folder in ("papers", "benchmarks") for path in (ROOT / folder / "results").glob("*.json"))
@@ -77,6 +77,7 @@ def read(path: Path) -> dict[str, Any]:
 def test_a_results_file_says_where_it_comes_from_or_why_it_cannot(path: Path) -> None:
     result = read(path)
     assert unexplained(result) == []
+    assert misplaced(result) == []
     reasons = result.get("unknown") or {}
     assert set(reasons) <= set(KNOWN)
     assert [name for name in reasons if name != "writer" and result.get(name)] == [], (

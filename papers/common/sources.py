@@ -13,7 +13,7 @@ from typing import Any
 from attnlab.pages.numbers import MISSING
 from papers.common.scale import cost_of
 
-__all__ = ["KNOWN", "source_rows", "unexplained", "writer_of"]
+__all__ = ["KNOWN", "misplaced", "source_rows", "unexplained", "writer_of"]
 
 # What every results file says of its origin, or says why it cannot.
 KNOWN = ("device", "commit", "command", "writer")
@@ -26,6 +26,21 @@ def unexplained(result: Mapping[str, Any]) -> list[str]:
     reasons = result.get("unknown") or {}
     known = {**result, "writer": writer_of(result)}
     return [name for name in KNOWN if not known.get(name) and not reasons.get(name)]
+
+
+def misplaced(result: Mapping[str, Any]) -> list[str]:
+    """Tables whose ``made_by`` does not fit: it has not one place for each row, or a place that ``sources`` lacks.
+
+    >>> misplaced({"sources": [{}], "made_by": {"t": [0, 0], "u": 1}, "tables": {"t": [{}], "u": [{}]}})
+    ['t', 'u']
+    """
+    count, wrong = len(result.get("sources") or []), []
+    for table, by in (result.get("made_by") or {}).items():
+        rows = result["tables"].get(table, [])
+        places = by if isinstance(by, list) else [by] * len(rows)
+        if len(places) != len(rows) or any(place is not None and not 0 <= place < count for place in places):
+            wrong.append(table)
+    return wrong
 
 
 def writer_of(result: Mapping[str, Any]) -> str | None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
@@ -18,20 +20,23 @@ from attnlab.adapters import load_model
 from attnlab.data.bundled import bundled_text
 from attnlab.devices import to_device
 from attnlab.progress import note
-from attnlab.provenance import write_atomic, write_json
+from attnlab.provenance import device_name, write_atomic, write_json
 from papers.truth.cases import Case, Target, copy_cases, facts_cases, inputs_of, needle_cases, recall_cases
 from papers.truth.chemistry import Reaction, chemistry_cases, mapped_right, read_reactions
 from papers.truth.config import SPREAD, TASKS, TruthConfig
 from papers.truth.readings import Batch, log_probability, read_batch
 from papers.truth.recall_model import recall_model
 from papers.truth.scores import area_under_curve, precision_at, spread
-from papers.truth.translation import read_corpus, translation_cases, translator
+from papers.truth.translation import quality, read_corpus, translation_cases, translator
 
-__all__ = ["Subject", "measure", "scores_of_item"]
+__all__ = ["Measured", "Subject", "measure", "scores_of_item"]
 
 T = TypeVar("T")
 # Where a forward pass for each position is cheap, and one layer, or one kind of layer, finds the answer.
 PROBED = ("recall", "translation")
+# Half of the cases choose a head for the other half.
+LEAST = 4
+UNKNOWN = "unknown"
 TEXT_TASKS: dict[str, Callable[[Any, str, TruthConfig], list[Case]]] = {
     "needle": needle_cases,
     "needles": partial(needle_cases, task="needle-multikey"),
@@ -50,14 +55,19 @@ class Subject:
     cases: list[Case]
     # What the cases of chemistry were made from.
     reactions: list[Reaction] | None = None
+    # How good the model is at its own task, where that is measured.
+    quality: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, words: str, config: TruthConfig, *, work: Path, text: str | None, device: str) -> Subject:
+    def of(
+        cls, words: str, config: TruthConfig, *, work: Path, text: str | None, device: str, as_trained: bool = False
+    ) -> Subject:
         """The subject that the command line names: a task, a colon, and a model, its folder or a seed."""
         task, _, where = words.partition(":")
         if task not in TASKS or not where:
             raise ValueError(f"{words!r} is no TASK:MODEL; the tasks are {', '.join(TASKS)}")
         name, reactions = Path(where).name, None
+        good: dict[str, float] = {}
         model: nn.Module
         if task == "recall":
             if not where.isdigit():
@@ -68,14 +78,16 @@ class Subject:
             )
         elif task == "translation":
             corpus, name = read_corpus(Path(where), config), "multi30k"
-            model, cases = translator(corpus, config, work / "training-multi30k"), translation_cases(corpus, config)
+            folder = work / "training-multi30k"
+            model, updates = translator(corpus, config, folder, as_trained=as_trained)
+            cases, good = translation_cases(corpus, config), quality(model, updates, corpus, folder)
         elif task.endswith("chemistry"):
             model, reactions = load_model(where).model, read_reactions()
             masked = task == "masked-chemistry"
             cases = chemistry_cases(reactions, _vocabulary(Path(where)), config, masked=masked)
         else:
             model, cases = _of_text(task, where, config, text)
-        return cls(task, name, to_device(device, model).eval().requires_grad_(False), cases, reactions)
+        return cls(task, name, to_device(device, model).eval().requires_grad_(False), cases, reactions, good)
 
 
 def _of_text(task: str, where: str, config: TruthConfig, text: str | None) -> tuple[nn.Module, list[Case]]:
@@ -86,29 +98,54 @@ def _of_text(task: str, where: str, config: TruthConfig, text: str | None) -> tu
     return model, TEXT_TASKS[task](tokenizer, bundled_text() if text is None else text, config)
 
 
-def measure(subject: Subject, config: TruthConfig, folder: Path, *, batch: int) -> dict[str, Tensor]:
-    """Every score of every case that counts, (cases, ...), by name; chunks that ``folder`` has are not made again."""
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """Every score of every case that counts, (cases, ...), by name; how many cases were made, and on what devices."""
+
+    scores: dict[str, Tensor]
+    made: int
+    devices: tuple[str, ...]
+
+
+def measure(
+    subject: Subject, config: TruthConfig, folder: Path, *, batch: int, minutes: float = float("inf")
+) -> Measured:
+    """Read the cases in chunks; chunks that ``folder`` has are not made again, and none is begun after ``minutes``."""
+    until = time.monotonic() + 60 * minutes
     folder.mkdir(parents=True, exist_ok=True)
-    _check_settings(folder, {"task": subject.task, "model": subject.name, **asdict(config)})
+    _check_settings(folder, {"task": subject.task, "model": subject.name, **asdict(config), **subject.quality})
+    device = next(subject.model.parameters()).device
     parts: list[dict[str, Tensor]] = []
-    counted = 0
+    devices: list[str] = []
+    counted = made = 0
     size = min(config.chunk, config.cases)
     for number, lo in enumerate(range(0, len(subject.cases), size)):
-        if counted >= config.cases:
+        if counted >= config.cases or (counted >= LEAST and time.monotonic() > until):
             break
         path = folder / f"part-{number:05d}.safetensors"
         if not path.exists():
-            made = _chunk(subject, lo, lo + size, config, batch=batch)
-            write_atomic(path, save({name: t.contiguous() for name, t in made.items()}))
+            read = _chunk(subject, lo, lo + size, config, batch=batch)
+            # What measured it travels with it: another machine may collect it.
+            of = {"device": device_name(device)}
+            write_atomic(path, save({name: t.contiguous() for name, t in read.items()}, of))
         part = load_file(path)
         parts.append(part)
+        devices.append(_device_of(path))
         counted += len(part["case"])
+        made = min(lo + size, len(subject.cases))
         note(f"{subject.task} {subject.name}: {counted} of {config.cases} cases")
     if not counted:
         raise ValueError(f"{subject.name} answers none of {len(subject.cases)} cases of {subject.task} right")
     full = [part for part in parts if len(part["case"])]
     scores = {name: torch.cat([part[name] for part in full])[: config.cases] for name in full[0]}
-    return scores | {"made": scores["case"].max() + 1}
+    if counted >= config.cases:
+        made = int(scores["case"].max()) + 1
+    return Measured(scores, made, tuple(dict.fromkeys(devices)))
+
+
+def _device_of(path: Path) -> str:
+    with safe_open(path, "pt") as file:
+        return str((file.metadata() or {}).get("device", UNKNOWN))
 
 
 class _Item(NamedTuple):

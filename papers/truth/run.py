@@ -27,6 +27,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", type=Path, help="a text around the needles (default: the text that is shipped)")
     parser.add_argument("--config", choices=CONFIGS, default="full", help="smoke takes a minute")
     parser.add_argument("--cases", type=int, help="cases that the model answers right (default: 1000)")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"),
+        help="begin no chunk of cases after so many minutes for each model; the results say how many cases count",
+    )  # fmt: skip
+    parser.add_argument(
+        "--as-trained", action="store_true",
+        help="take a translator whose training was ended as it is; the results say after how many updates",
+    )  # fmt: skip
     parser.add_argument("--batch", type=int, help="predictions read at once (default: 32 on a GPU, 4 elsewhere)")
     parser.add_argument("--device", help="(default: a GPU, if there is one)")
     add_out(parser, NAME)
@@ -35,7 +43,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> Path:
     from attnlab.devices import best_device
     from papers.truth.measure import Subject, measure
-    from papers.truth.tables import KEYS, NOTES, derived, tables_of
+    from papers.truth.tables import KEYS, NOTES, derived, devices, tables_of
 
     check_writable(options.out)
     config = CONFIGS[options.config]
@@ -48,14 +56,17 @@ def _run(options: argparse.Namespace) -> Path:
     text = None if options.text is None else options.text.read_text(encoding="utf-8")
     for words in options.on:
         note(words)
-        subject = Subject.of(words, config, work=options.work, text=text, device=device)
+        subject = Subject.of(
+            words, config, work=options.work, text=text, device=device, as_trained=options.as_trained
+        )  # fmt: skip
         folder = options.work / f"{subject.task}-{subject.name}"
-        scores = measure(subject, config, folder, batch=batch)
-        tables = tables_of(subject.task, subject.name, scores, config)
+        measured = measure(subject, config, folder, batch=batch, minutes=options.minutes)
+        tables = tables_of(subject, measured, config)
         before = read_results(options.out)
         settings = asdict(config) | {"text": "shipped" if options.text is None else options.text.name}
         result = make_results(NAME, None, tables, config=settings, seed=config.seed, keys=KEYS, notes=NOTES)
         merged = write_results(options.out, result, before=before)
+        merged["device"] = devices(merged["tables"]["subjects"])
         write_results(options.out, {**merged, "tables": merged["tables"] | derived(merged["tables"])})
     return options.out
 

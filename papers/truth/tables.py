@@ -9,16 +9,22 @@ import torch
 from torch import Tensor
 
 from papers.truth.config import ATTENTION, SPREAD, TruthConfig
-from papers.truth.readings import GRADIENTS, MAPS, RANDOM
+from papers.truth.measure import Measured, Subject
+from papers.truth.ranking import against_attention, held_out, held_out_mean
+from papers.truth.readings import GRADIENTS, MAPS
 from papers.truth.readings import WHOLE as WHOLE_MODEL
-from papers.truth.scores import METRICS, choose_heads, compare, kendall
+from papers.truth.scores import METRICS, choose_heads, compare
 
-__all__ = ["KEYS", "NOTES", "derived", "tables_of"]
+__all__ = ["KEYS", "NOTES", "derived", "devices", "tables_of"]
 
 Rows = list[dict[str, Any]]
+EFFECTIVE = "effective"
+# The readings whose difference to effective attention is in question.
+RIVALS = (ATTENTION, "norm", "gradient")
 ONE, ALL, LAST, WHOLE = "one head", "all heads", "last layer", "whole model"
 SUBJECT = ["task", "model"]
 KEYS = {
+    "subjects": SUBJECT,
     "scores": [*SUBJECT, "reading", "of"],
     "causal": SUBJECT,
     "effective": SUBJECT,
@@ -26,10 +32,14 @@ KEYS = {
     "product": [*SUBJECT, "reading"],
 }
 NOTES = {
+    "subjects": "cases: those that count, of which the model answers a prediction right; made: those that were tried; "
+    "right: their share; device: what read them. Of the translator, its updates, BLEU and -log p of a token on the "
+    "test set of 2016.",
     "scores": "precision: the share of true sources among the k highest positions, k the number of sources; auc: the "
     "area under the ROC curve. one head: the head that is best on the other half of the cases; all heads and last "
     "layer: the mean of maps; whole model: readings without heads. more: the difference to attention of the same "
-    "heads (whole model: to the mean of all heads); intervals are of 95 %, by bootstrap over cases.",
+    "heads (whole model: to the mean of all heads); over_effective: the same difference to effective attention; "
+    "intervals are of 95 %, by bootstrap over cases.",
     "causal": "The answer's log-probability before and after the sources, or as many other candidates, are replaced.",
     "effective": "removed: the share of the squared weights of a row that cannot reach the output; trivial: the share "
     "of rows that lose nothing, since they see no more keys than the values have dimensions.",
@@ -41,17 +51,29 @@ NOTES = {
     "token, and the share at the sources in the head that has most there.",
     "product": "The share of atoms mapped right from the head that rxnmapper reads: by the highest score of a row, of "
     "both directions, and by its own mapping.",
+    "over_effective": "removed: the share of the squared weights that effective attention removes; then the paired "
+    "difference in precision of attention, norm and gradient to effective attention, of the same heads.",
     "held_out": "The ranking of readings by mean precision on the other models, tested on this one: Kendall's tau, and "
-    "the difference of the reading chosen there to attention here.",
+    "the difference of the reading chosen there to attention here, chosen by precision or by votes (ahead of attention "
+    "less behind, by intervals). Only readings that every task has.",
+    "held_out_mean": "The mean of tau over held-out models, each counting once, and p: how often readings with names "
+    "by chance agree as well. best: the reading of the highest precision on the others; voted: the one that is ahead "
+    "of attention by its interval on the most of the others, less those where it is behind. Each with its mean gain, "
+    "and with the models on which it is behind attention in a task by its interval.",
+    "against_attention": "In how many tasks a reading is ahead of attention by its interval, level or behind, and the "
+    "lowest and the highest difference.",
 }
 
 
-def tables_of(task: str, model: str, scores: Mapping[str, Tensor], config: TruthConfig) -> dict[str, Rows]:
+def tables_of(subject: Subject, measured: Measured, config: TruthConfig) -> dict[str, Rows]:
     """The rows of one subject from the scores of its cases."""
-    labels = {"task": task, "model": model}
-    tables = {
+    labels, scores = {"task": subject.task, "model": subject.name}, measured.scores
+    cases = len(scores["case"])
+    about: dict[str, Any] = {"cases": cases, "made": measured.made, "right": cases / measured.made}
+    tables: dict[str, Rows] = {
+        "subjects": [labels | about | {"device": " and ".join(measured.devices)} | subject.quality],
         "scores": [labels | row for row in _score_rows(scores, config)],
-        "causal": [labels | _causal(scores)],
+        "causal": [labels | _causal(scores) | {"cases": cases, "made": measured.made}],
         "effective": [labels | _effective(scores)],
         "spread": [labels | {"reading": reading} | _spread(scores, reading) for reading in SPREAD],
     }
@@ -82,6 +104,9 @@ def _score_rows(scores: Mapping[str, Tensor], config: TruthConfig) -> Rows:
                 metric: made["mean"], f"{metric}_interval": made["interval"],
                 f"{metric}_more": made["difference"], f"{metric}_more_interval": made["difference_interval"],
             }  # fmt: skip
+        own = values[EFFECTIVE, ALL if of == WHOLE else of]
+        made = compare(by_metric["precision"], own["precision"], resamples=config.resamples, seed=config.seed)
+        row |= {"over_effective": made["difference"], "over_effective_interval": made["difference_interval"]}
         if of == ONE:
             row["heads"] = " and ".join(dict.fromkeys(heads[reading]))
         rows.append(row | {"cases": len(one)})
@@ -103,8 +128,6 @@ def _causal(scores: Mapping[str, Tensor]) -> dict[str, Any]:
         "lost_without_others": _mean(lost["others"]),
         "sources_matter": _mean((lost["sources"] > 0).float()),
         "sources_matter_more": _mean((lost["sources"] > lost["others"]).float()),
-        "cases": len(before),
-        "made": int(scores["made"]),
     }
 
 
@@ -148,7 +171,13 @@ def derived(tables: Mapping[str, Rows]) -> dict[str, Rows]:
         made[f"{name}_more"] = _by_subject(scores, kinds, "precision_more_interval")
         made[f"{name}_auc"] = _by_subject(scores, kinds, "auc")
     made["effective_spread"] = _effective_spread(tables["effective"], tables["spread"])
-    made["held_out"] = [row for kinds in ((ONE,), (ALL, WHOLE)) for row in _held_out(scores, kinds)]
+    made["over_effective"] = [row for of in (ONE, ALL) for row in _over_effective(tables["effective"], scores, of)]
+    for name, of_kinds in (
+        ("held_out", held_out),
+        ("held_out_mean", held_out_mean),
+        ("against_attention", against_attention),
+    ):
+        made[name] = [row for kinds in ((ONE,), (ALL, WHOLE)) for row in of_kinds(scores, kinds)]
     return {name: rows for name, rows in made.items() if rows}
 
 
@@ -162,6 +191,29 @@ def _by_subject(scores: Rows, kinds: Sequence[str], column: str) -> Rows:
     return list(rows.values())
 
 
+def devices(subjects: Rows) -> str:
+    """What measured the subjects, each device with its subjects."""
+    by_device: dict[str, list[str]] = {}
+    for row in subjects:
+        by_device.setdefault(row["device"], []).append(f"{row['task']} {row['model']}")
+    return "; ".join(f"{device} ({', '.join(names)})" for device, names in by_device.items())
+
+
+def _over_effective(effective: Rows, scores: Rows, of: str) -> Rows:
+    """The difference of each rival to effective attention, where it was measured case by case."""
+    rows = []
+    for row in sorted(effective, key=lambda row: row["removed"]):
+        own = {
+            one["reading"]: one
+            for one in scores
+            if one["of"] == of and "over_effective_interval" in one and all(one[key] == row[key] for key in SUBJECT)
+        }
+        if own:
+            made = {"of": of} | {name: row[name] for name in (*SUBJECT, "keys", "width", "removed")}
+            rows.append(made | {name: own[name]["over_effective_interval"] for name in RIVALS})
+    return rows
+
+
 def _effective_spread(effective: Rows, spreads: Rows) -> Rows:
     """What effective attention removes, and where the numbers of both lie."""
     rows = []
@@ -172,37 +224,3 @@ def _effective_spread(effective: Rows, spreads: Rows) -> Rows:
             made |= {f"{column}_{reading}": own[reading][name] for reading in (ATTENTION, "effective")}
         rows.append(made)
     return rows
-
-
-def _held_out(scores: Rows, kinds: Sequence[str]) -> Rows:
-    """For each model: the ranking on the others, and what its best reading gains here; seeds are one model."""
-    by_model: dict[str, dict[str, dict[str, Any]]] = {}
-    for row in scores:
-        if row["of"] in kinds:
-            by_model.setdefault(_group(row), {}).setdefault(f"{row['task']} {row['model']}", {})[row["reading"]] = row
-    if len(by_model) < 2:
-        return []
-    everywhere = set.intersection(*(set(one) for subjects in by_model.values() for one in subjects.values())) - {RANDOM}
-    rows = []
-    for model, subjects in by_model.items():
-        others = [one for name, more in by_model.items() if name != model for one in _means(more, everywhere)]
-        ranking = {name: sum(one[name] for one in others) / len(others) for name in everywhere}
-        best = max(sorted(ranking), key=lambda name: ranking[name])
-        for subject, one in subjects.items():
-            own = {name: one[name]["precision"] for name in everywhere}
-            rows.append({
-                "of": kinds[0], "held_out": subject, "tau": kendall(ranking, own), "best_on_others": best,
-                "more_than_attention": one[best]["precision_more"],
-                "interval": one[best]["precision_more_interval"],
-                "best_here": max(sorted(own), key=lambda name: own[name]),
-            })  # fmt: skip
-    return rows
-
-
-def _group(row: Mapping[str, Any]) -> str:
-    return "recall" if row["task"] == "recall" else row["model"]
-
-
-def _means(subjects: Mapping[str, Mapping[str, Any]], names: set[str]) -> Rows:
-    """The mean precision of each reading over the subjects of one model, so that every model counts alike."""
-    return [{name: sum(one[name]["precision"] for one in subjects.values()) / len(subjects) for name in names}]

@@ -6,6 +6,7 @@ where both agree and are sure. It is an aligner's word, not an exact truth.
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,17 +17,20 @@ from torch import Tensor
 from attnlab.data import ParallelSource
 from attnlab.dynamics import bitext, fit_ibm, ibm_alpha
 from attnlab.models import Transformer, TransformerConfig
+from attnlab.provenance import write_json
 from attnlab.training import CrossEntropy, Recipe, Schedule, Settings, load_weights, train
-from papers.common.translation import TASKS, Corpus, read_task, tokenised
+from papers.common.translation import TASKS, Corpus, corpus_bleu, mean_loss, read_task, tokenised, translate
 from papers.truth.cases import Case, Target, some_of
 from papers.truth.config import TruthConfig
 
-__all__ = ["agreed_links", "read_corpus", "translation_cases", "translator"]
+__all__ = ["agreed_links", "quality", "read_corpus", "translation_cases", "translator"]
 
 TASK = "multi30k-en-de"
 # A link counts if each direction gives it at least this probability.
 SURE = 0.5
 EM_STEPS = 8
+# Tokens of a translation, at most.
+LONGEST = 80
 
 
 def read_corpus(root: Path, config: TruthConfig) -> Corpus:
@@ -34,9 +38,13 @@ def read_corpus(root: Path, config: TruthConfig) -> Corpus:
     return tokenised(read_task(TASKS[TASK], root), vocab=config.vocab)
 
 
-def translator(corpus: Corpus, config: TruthConfig, folder: Path) -> Transformer:
-    """Train the model, or go on with it."""
-    pad, bos, eos = _special(corpus)
+def translator(
+    corpus: Corpus, config: TruthConfig, folder: Path, *, as_trained: bool = False
+) -> tuple[Transformer, int]:
+    """Train the model, or go on with it; the model and its updates.
+
+    ``as_trained`` takes the newest checkpoint of a training that was ended before its last update.
+    """
     torch.manual_seed(config.seed)
     model = Transformer(
         TransformerConfig(
@@ -53,12 +61,34 @@ def translator(corpus: Corpus, config: TruthConfig, folder: Path) -> Transformer
         checkpoint_seconds=60,
         precision="no",
     )
-    source = ParallelSource(*corpus.ids["train"], pad=pad, bos=bos, eos=eos, batch_size=64, seed=config.seed)
-    train(
-        model, source, terms=[CrossEntropy()], settings=settings, run_dir=folder, config=asdict(config), resume=True
-    )  # fmt: skip
-    load_weights(model, folder)
-    return model
+    source = _pairs(corpus, "train", config.seed)
+    about = asdict(config)
+    if not as_trained:
+        train(model, source, terms=[CrossEntropy()], settings=settings, run_dir=folder, config=about, resume=True)
+    return model, load_weights(model, folder)
+
+
+def _pairs(corpus: Corpus, split: str, seed: int) -> ParallelSource:
+    pad, bos, eos = _special(corpus)
+    return ParallelSource(*corpus.ids[split], pad=pad, bos=bos, eos=eos, batch_size=64, seed=seed)
+
+
+def quality(model: Transformer, updates: int, corpus: Corpus, folder: Path) -> dict[str, float]:
+    """BLEU of greedy translations of the test set of 2016, and -log p of a token of it; found once, kept in a file."""
+    path = folder / f"quality-{updates}.json"
+    if not path.exists():
+        model.eval()
+        source = _pairs(corpus, "test", 0)
+        batches = [source.batch(step) for step in range(source.steps_per_epoch)]
+        said = translate(model, corpus, corpus.ids["test"][0], beams=1, longest=LONGEST)
+        found = {
+            "updates": updates,
+            "bleu": corpus_bleu(said, corpus.texts["test"].target),
+            "loss": float(mean_loss(model, batches, CrossEntropy())),
+        }
+        write_json(path, found)
+    kept: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))
+    return kept
 
 
 def translation_cases(corpus: Corpus, config: TruthConfig) -> list[Case]:

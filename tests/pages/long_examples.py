@@ -1,4 +1,4 @@
-"""Long texts: one that a small generated model reads, and one of random statistics."""
+"""Long texts: one that a small generated model reads, and one of random statistics; and what a page must keep to."""
 
 from __future__ import annotations
 
@@ -15,6 +15,20 @@ from tests.adapters.zoo import LLAMA
 
 # A needle stands once, and some markup, which is text.
 NEEDLE, MARKUP = "the needle lies here", "<script>alert(1)</script>"
+# What the page of LARGEST must keep to: benchmarks/explorer.py measures it, and the slow tests assert it.
+MEGABYTES, SECONDS_TO_PAINT, MILLISECONDS_TO_SWITCH = 20, 1.0, 100
+LARGEST = {"length": 32_768, "layers": 30, "heads": 9}
+# In the page: the milliseconds of some switches from head to head, by key, until the new head is drawn.
+SWITCH_HEADS = """async () => {
+    const [grid, host, times] = [document.querySelector(".l-grid"), document.documentElement, []];
+    for (const key of ["ArrowDown", "ArrowRight", "ArrowDown", "ArrowRight", "ArrowDown", "ArrowUp", "ArrowLeft"]) {
+        const start = performance.now();
+        grid.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+        while ("drawing" in host.dataset) await new Promise((next) => setTimeout(next));
+        times.push(performance.now() - start);
+    }
+    return times;
+}"""
 STATISTICS = ("entropy", "sinks", "recent", "distance", "norm", "removed", "received")
 
 

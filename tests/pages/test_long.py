@@ -24,7 +24,7 @@ from attnlab.pages.long import MODULES, long_page, pack_long
 from tests.adapters.test_load import save
 from tests.adapters.zoo import ALL
 
-from .long_examples import NEEDLE, random_text, write_model, write_text
+from .long_examples import LARGEST, MEGABYTES, NEEDLE, random_text, write_model, write_text
 
 
 @pytest.fixture(scope="module")
@@ -183,4 +183,4 @@ def test_every_module_of_the_page_is_among_the_shared_ones() -> None:
 
 @pytest.mark.slow
 def test_32768_tokens_of_270_heads_take_less_than_20_megabytes() -> None:
-    assert len(long_page(pack_long(random_text(32_768, layers=30, heads=9)))) < 20e6
+    assert len(long_page(pack_long(random_text(**LARGEST)))) < MEGABYTES * 1e6

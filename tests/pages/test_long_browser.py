@@ -18,11 +18,18 @@ from tests.opened_pages import assert_fits
 
 from .conftest import OpenPage
 from .explorer.conftest import press, settle
-from .long_examples import MARKUP, random_text, write_model, write_text
+from .long_examples import (
+    LARGEST,
+    MARKUP,
+    MILLISECONDS_TO_SWITCH,
+    SECONDS_TO_PAINT,
+    SWITCH_HEADS,
+    random_text,
+    write_model,
+    write_text,
+)
 
 pytestmark = pytest.mark.browser
-
-SECONDS_TO_PAINT, MILLISECONDS_TO_SWITCH = 1.0, 100
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +76,26 @@ def test_it_opens_offline_and_fits(open_page: OpenPage, folder: Path, tmp_path: 
     assert page.locator("dl dt").all_inner_texts()[0] == "entropy"
     picture = f"long-{width}-{scheme}.png"
     assert_fits(page, picture, width=width, within="main", scrolls=".x-scroll", folder=tmp_path)
-    unnamed = page.locator("canvas:not([aria-label]), button:not([aria-label]):empty, input:not([aria-label])")
-    assert unnamed.count() == 0
+
+
+def test_a_screen_reader_hears_names_and_what_keys_choose(page: Any) -> None:
+    unnamed = (
+        "canvas:not([aria-label]), button:not([aria-label]):empty, input:not([aria-label]), select:not([aria-label])"
+    )
+    assert page.locator(unnamed).count() == 0
+    # A picture that keys walk over says its numbers in a line that is read out.
+    for canvas in page.locator("canvas").all():
+        assert (canvas.get_attribute("role"), canvas.get_attribute("tabindex")) == ("img", "0")
+    readouts = page.locator(".l-readout")
+    assert readouts.count() == page.locator("canvas.x-large, canvas.l-lanes").count() == 3
+    assert {one.get_attribute("aria-live") for one in readouts.all()} == {"polite"}
+    grid, title = page.locator(".l-grid"), page.locator("section:has(canvas.x-large) h2").first
+    before = grid.get_attribute("aria-label")
+    grid.focus()
+    press(page, "ArrowDown")
+    assert grid.get_attribute("aria-label") != before
+    assert title.get_attribute("aria-live") == "polite"
+    assert title.inner_text().startswith("Layer 1, head 1")
 
 
 def test_a_token_shows_its_largest_weights_and_leads_to_them(page: Any, statistics: al.AttentionStatistics) -> None:
@@ -223,22 +248,11 @@ def test_a_short_text_is_drawn_too(open_page: OpenPage, tmp_path: Path, length: 
 @pytest.mark.slow
 def test_270_heads_of_32768_tokens_paint_and_switch_in_time(open_page: OpenPage, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
-    path.write_bytes(long_page(pack_long(random_text(32_768, layers=30, heads=9))))
+    path.write_bytes(long_page(pack_long(random_text(**LARGEST))))
     page = open_page(path)
     settle(page)
     painted = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
-    switches = page.evaluate(
-        """async () => {
-            const [grid, host, times] = [document.querySelector(".l-grid"), document.documentElement, []];
-            for (const key of ["ArrowDown", "ArrowRight", "ArrowDown", "ArrowRight", "ArrowDown", "ArrowUp", "ArrowLeft"]) {
-                const start = performance.now();
-                grid.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
-                while ("drawing" in host.dataset) await new Promise((next) => setTimeout(next));
-                times.push(performance.now() - start);
-            }
-            return times;
-        }"""
-    )
+    switches = page.evaluate(SWITCH_HEADS)
     assert painted < 1000 * SECONDS_TO_PAINT
     # The median: other programs run on the machine of the tests.
     assert np.median(switches) < MILLISECONDS_TO_SWITCH

@@ -33,13 +33,21 @@ def explorer_page(packed: Packed, *, entry: str = "page", modules: str = MODULES
     )
     head = page_head(packed.meta["title"], policy=policy, style=css, referrer="no-referrer")
     without_script = element("noscript", "This page draws attention maps with a script; allow scripts to see them.")
-    body = [element("div", without_script, id="attnlab"), data(packed.meta, id="attnlab-meta")]
+    root = element("div", _masthead(packed.meta["title"]), without_script, id="attnlab", class_="x-root")
+    body = [root, data(packed.meta, id="attnlab-meta")]
     parts = [f'<!doctype html>\n<html lang="en">{head}<body>{"".join(body)}'.encode()]
     for name, blob in packed.blobs.items():
         parts += [str(element("script", type="text/plain", data_blob=name)).removesuffix("</script>").encode(), blob]
         parts.append(b"</script>")
     parts.append(str(element("script", Html(code), type="module")).encode() + b"</body></html>\n")
     return b"".join(parts)
+
+
+def _masthead(title: str) -> Html:
+    """What is painted while the data behind it are still being read; the script puts its own in this place."""
+    logo = element("span", class_="logo", aria_hidden="true")
+    name = element("div", element("h1", title), class_="subtitle")
+    return element("header", element("span", logo, "attnlab", class_="brand"), name, class_="masthead")
 
 
 @cache

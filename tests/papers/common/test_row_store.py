@@ -149,6 +149,8 @@ def test_the_commit_travels_with_a_copy_of_the_tree(tmp_path: Path, monkeypatch:
 def test_a_command_names_no_folder_of_the_machine() -> None:
     arguments = ["benchmarks/tokenise.py", "/home/me/text.xz", "--out=/home/me/r.json", "--lr", "0.1"]
     assert provenance.command_line(arguments) == "python benchmarks/tokenise.py text.xz --out=r.json --lr 0.1"
+    others = ["x.py", "translation:/home/me/data", "https://a.b/c", "recall:0", "a=b=/c/d", "rfa:features=3"]
+    assert provenance.command_line(others).split()[2:] == ["translation:data", *others[2:4], "a=b=d", others[5]]
 
 
 def test_a_part_of_an_older_run_is_continued(tmp_path: Path) -> None:
