@@ -162,6 +162,7 @@ def _copying_arguments(name: str) -> Arguments:
         parser.add_argument("--model", choices=("literal", "projected"), default="literal", help=models)
         if name == "ktiw-multihead":
             parser.add_argument("--candidates", type=int, help="initialisations that are tried (default: 64)")
+            parser.add_argument("--base", type=int, help="the seed of all but the heads (default: 0)")
 
     return arguments
 
@@ -182,7 +183,7 @@ def _changes(name: str, options: argparse.Namespace) -> dict[str, Any]:
         trainings = ("head_steps", "figure_6_steps", "permute_steps")
         changes |= {"literal": options.model == "literal", **dict.fromkeys(trainings, options.steps)}
     if name == "ktiw-multihead":
-        changes["candidates"] = options.candidates
+        changes |= {"candidates": options.candidates, "base": options.base}
     return {key: value for key, value in changes.items() if value is not None}
 
 

@@ -340,8 +340,8 @@ def test_commands_of_the_toy_models_run_the_literal_one(
 def test_a_head_has_the_same_weights_alone_and_among_others(literal: bool) -> None:
     config = PermutationsConfig(length=4, width=5, literal=literal)
     task = permutations.figure_3_tasks(config)["permutations", "hard"]
-    both = permutations._with_heads(config, task, [7, 9])
-    alone = permutations._with_heads(config, task, [9])
+    both = permutations.with_heads(config, task, [7, 9])
+    alone = permutations.with_heads(config, task, [9])
     assert torch.equal(both.attention.query.weight[5:], alone.attention.query.weight)
     assert torch.equal(both.hidden.weight, alone.hidden.weight)  # type: ignore[union-attr]
 
