@@ -25,7 +25,7 @@ from papers.ktiw.tables import (
     uniform_curves,
 )
 
-__all__ = ["run_toy", "write_heads_result", "write_statistics", "write_study_result"]
+__all__ = ["compute_areas", "run_toy", "write_heads_result", "write_statistics", "write_study_result"]
 
 # The paper's name in its results files.
 PAPER = "ktiw"
@@ -146,12 +146,34 @@ def write_toy_result(name: str, part: Path, out: Path | str, *, config: dict[str
     if not tables:
         raise ValueError(f"there are no rows of {', '.join(TOYS[name])} in {part}")
     judged = [table for table in tables if tables[table] and "learned" in tables[table][0]]
-    tables |= {f"{table}_learned": _learned(tables[table]) for table in judged}
+    tables |= {f"{table}_learned": _learned(tables[table]) for table in judged} | _areas(tables)
     seconds = rows.facts[name]
     result = make_results(
         name, PAPER, tables, config=config, seed=config.get("seed", 0), rows_of=rows, seconds=seconds
     )  # fmt: skip
     return write_results(out, result)
+
+
+def compute_areas(out: Path | str) -> dict[str, Any]:
+    """The results file of Figure 6 with the table of areas, computed anew from its curves; nothing is trained."""
+    result = read_results(out)
+    if result is None:
+        raise ValueError(f"there is no {out}; leave out --tables-only to train its models")
+    return write_results(out, {**result, "tables": {**result["tables"], **_areas(result["tables"])}})
+
+
+def _areas(tables: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    """``figure_6_area``: the mean accuracy of each seed over its training, by the trapezoidal rule."""
+    curves: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in tables.get("figure_6_curves", []):
+        curves.setdefault((row["heads"], row["contexts"]), []).append(row)
+    rows = []
+    for (heads, contexts), points in curves.items():
+        steps, accuracy = [row["step"] for row in points], np.array([row["accuracy"] for row in points])
+        areas = np.diff(steps) @ (accuracy[1:] + accuracy[:-1]) / 2 / (steps[-1] - steps[0] or 1)
+        labels = {"heads": heads, "contexts": contexts, "updates": steps[-1]}
+        rows += [{**labels, "seed": seed, "area": round(float(area), 4)} for seed, area in enumerate(areas)]
+    return {"figure_6_area": rows} if rows else {}
 
 
 def _learned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,8 +1,6 @@
-"""Claims of Snell et al., KTIW, on the training of small models: permutations, heads, local knowledge, A.1."""
+"""Claims of Snell et al., KTIW, on the training of small models: permutations, local knowledge, A.1."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from attnlab.pages.numbers import number
 from papers.common.cells import Missing, Result, averages, cell, rows_of
@@ -21,7 +19,7 @@ from papers.common.claims import (
 )
 from papers.ktiw import PAPER
 
-__all__ = ["CLAIMS"]
+__all__ = ["CLAIMS", "learned_of"]
 
 ktiw_claim = claims_of("ktiw", PAPER)
 
@@ -30,7 +28,8 @@ LONG_ENOUGH = 4000
 NAMES = ("keyword", "after", "mean", "last")
 
 
-def _learned(result: Result, table: str, **where: str) -> tuple[int, int]:
+def learned_of(result: Result, table: str, **where: str) -> tuple[int, int]:
+    """(the seeds that learned, all seeds) of the rows of a table where the settings match."""
     rows = [row for row in rows_of(result, table) if all(row.get(key) == value for key, value in where.items())]
     if not rows:
         raise Missing(f"table {table} has no rows for {', '.join(where.values())}")
@@ -49,8 +48,8 @@ def _some_fail(panel: str) -> Predicate:
     """On the hard distribution some seeds fail; on the control every seed learns."""
 
     def run(result: Result) -> Verdict:
-        hard, of_hard = _learned(result, "figure_3", panel=panel, data="hard")
-        control, of_control = _learned(result, "figure_3", panel=panel, data="control")
+        hard, of_hard = learned_of(result, "figure_3", panel=panel, data="hard")
+        control, of_control = learned_of(result, "figure_3", panel=panel, data="control")
         low, high = share_bounds(of_hard - hard, of_hard)
         failing = Verdict(
             HELD if hard < of_hard else NOT_HELD, f"{hard} of {of_hard}", (low, high),
@@ -64,56 +63,10 @@ def _some_fail(panel: str) -> Predicate:
     return Predicate(run, (cell("figure_3", "learned", panel=panel),))
 
 
-def _heads(kind: str, *, least: float = 0.0, most: float = 1.0) -> Predicate:
-    """The share of seeds that learn is at least ``least``, or at most ``most``."""
-
-    def run(result: Result) -> Verdict:
-        learned, count = _learned(result, "figure_6", heads=kind, contexts="sum")
-        low, high = share_bounds(learned, count)
-        gap, bounds = (learned / count - least, (low - least, high - least))
-        if most < 1:
-            gap, bounds = (most - learned / count, (most - high, most - low))
-        return decide(gap, f"{learned} of {count} seeds learn", bounds, seeds=count, equal_holds=True)
-
-    return Predicate(run, (cell("figure_6", "learned", heads=kind, contexts="sum"),))
-
-
-def _too_few_heads(*kinds: str) -> Callable[[Result], str | None]:
-    """Why a claim on bad or good heads cannot be tested: too few of that kind were found."""
-
-    def why(result: Result) -> str | None:
-        heads = (result.get("tables") or {}).get("heads")
-        if not heads:
-            return None
-        count = {kind: sum(row["verdict"] == kind for row in heads) for kind in ("good", "bad")}
-        wanted = {"bad": int(result["config"]["heads"]), "good": 1}
-        reason = f"of {len(heads)} initialisations {count['good']} learn alone and {count['bad']} fail alone"
-        short = [f"{wanted[kind]} must {'fail' if kind == 'bad' else 'learn'}" for kind in kinds
-                 if count[kind] < wanted[kind]]  # fmt: skip
-        return f"{reason}: {short[0]}" if short else None
-
-    return why
-
-
-def _heads_missing(kind: str, why: Callable[[Result], str | None], **bounds: float) -> Predicate:
-    """As ``_heads``; where such heads were not found there are no rows, and the claim is not testable."""
-    test = _heads(kind, **bounds)
-
-    def run(result: Result) -> Verdict:
-        try:
-            return test(result)
-        except Missing:
-            if why(result) is None:
-                raise
-            return Verdict(NOT_HELD)
-
-    return unless(why, Predicate(run, test.cells))
-
-
 def _copy_not_permute() -> Predicate:
     def run(result: Result) -> Verdict:
-        copied, of_copy = _learned(result, "section_6_2", task="copy")
-        permuted, of_permute = _learned(result, "section_6_2", task="permute")
+        copied, of_copy = learned_of(result, "section_6_2", task="copy")
+        permuted, of_permute = learned_of(result, "section_6_2", task="permute")
         steps = [row["steps"] for row in rows_of(result, "section_6_2") if row["task"] == "copy" and row["learned"]]
         slowest = max(steps, default=0)
         parts = (
@@ -177,30 +130,6 @@ CLAIMS = (
         "The same holds for a mixture of permutations.",
         "some of 20 against 20 of 20",
         _some_fail("mixture"),
-    ),
-    ktiw_claim(
-        "bad-heads-fail",
-        "ktiw-multihead",
-        "Figure 6",
-        "Eight heads with bad initialisations are likely to fail.",
-        "most fail",
-        _heads_missing("all bad", _too_few_heads("bad"), most=0.5),
-    ),
-    ktiw_claim(
-        "one-good-head",
-        "ktiw-multihead",
-        "Figure 6",
-        "One good initialisation among eight is enough to learn.",
-        "most learn",
-        _heads_missing("one good", _too_few_heads("bad", "good"), least=0.8),
-    ),
-    ktiw_claim(
-        "random-heads",
-        "ktiw-multihead",
-        "Figure 6",
-        "Eight random initialisations learn with very high probability.",
-        "nearly all learn",
-        _heads("random", least=0.8),
     ),
     ktiw_claim(
         "local-early",

@@ -16,6 +16,16 @@ def _rows(columns: str, *lines: tuple[Any, ...]) -> list[dict[str, Any]]:
 
 
 # fmt: off
+FIGURE_6: dict[str, list[dict[str, Any]]] = {
+    "figure_6": _rows(
+        "heads contexts seed learned",
+        *((h, "sum", s, s < limit) for h, limit in (("all bad", 3), ("one good", 20), ("random", 20)) for s in range(20)),
+    ),
+    "figure_6_area": _rows(
+        "heads contexts seed area",
+        *((h, "sum", s, area + 0.001 * s) for h, area in (("all bad", 0.4), ("one good", 0.8), ("random", 0.8)) for s in range(20)),
+    ),
+}
 FIGURES: dict[str, dict[str, list[dict[str, Any]]]] = {
     "guidance": {
         "convergence": _rows(
@@ -48,12 +58,8 @@ FIGURES: dict[str, dict[str, list[dict[str, Any]]]] = {
             *((p, d, s, d == "control" or s < 12) for p in ("permutations", "mixture") for d in ("hard", "control") for s in range(20)),
         )
     },
-    "ktiw-multihead": {
-        "figure_6": _rows(
-            "heads contexts seed learned",
-            *((h, "sum", s, s < limit) for h, limit in (("all bad", 3), ("one good", 20), ("random", 20)) for s in range(20)),
-        )
-    },
+    "ktiw-multihead": FIGURE_6,
+    "ktiw-multihead-projected": FIGURE_6,
     "ktiw-local": {
         "figure_7": _rows(
             "step keyword after mean last", (0, 0, 0, 0, 0), (50, 5, 3, 1, 0.9), (99, 4, 4, 3, 4), (999, 2, 5, 3, 9)
@@ -188,7 +194,10 @@ SPOILED: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "ktiw-mixture-fails": ("ktiw-permutations", "figure_3", {"panel": "mixture", "data": "control"}, {"learned": False}),
     "ktiw-bad-heads-fail": ("ktiw-multihead", "figure_6", {"heads": "all bad"}, {"learned": True}),
     "ktiw-one-good-head": ("ktiw-multihead", "figure_6", {"heads": "one good"}, {"learned": False}),
-    "ktiw-random-heads": ("ktiw-multihead", "figure_6", {"heads": "random"}, {"learned": False}),
+    "ktiw-random-heads": ("ktiw-multihead", "figure_6_area", {"heads": "random"}, {"area": 0.2}),
+    "ktiw-projected-bad-heads-fail": ("ktiw-multihead-projected", "figure_6_area", {"heads": "all bad"}, {"area": 0.9}),
+    "ktiw-projected-one-good-head": ("ktiw-multihead-projected", "figure_6", {"heads": "one good"}, {"learned": False}),
+    "ktiw-projected-random-heads": ("ktiw-multihead-projected", "figure_6", {"heads": "random"}, {"learned": False}),
     "ktiw-local-early": ("ktiw-local", "figure_7", {"step": 50}, {"after": 6}),
     "ktiw-not-local-late": ("ktiw-local", "figure_7", {"step": 999}, {"keyword": 10}),
     "ktiw-copy-not-permute": ("ktiw-permute-function", "section_6_2", {"task": "copy", "seed": 3}, {"steps": 900}),

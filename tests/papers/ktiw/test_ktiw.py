@@ -16,7 +16,7 @@ from attnlab.training import load_weights
 from papers.__main__ import main
 from papers.common.claims import NOT_TESTABLE, judge
 from papers.common.row_store import Part, gather
-from papers.ktiw import claims_training, permutations
+from papers.ktiw import claims_heads, permutations
 from papers.ktiw.assemble import write_toy_result
 from papers.ktiw.comparison import compare_runs, run_chosen
 from papers.ktiw.config import HeadsConfig, LocalConfig, PermutationsConfig, StudyConfig, study_config
@@ -288,10 +288,19 @@ def test_the_toy_experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert {r["verdict"] for r in tables["heads"]} == {"bad"}
     assert {r["heads"] for r in tables["figure_6"]} == {"random", "all bad"}
     written = write_toy_result("ktiw-multihead", rows.path, tmp_path / "r.json", config=asdict(config))
-    [claim] = [claim for claim in claims_training.CLAIMS if claim.name == "ktiw-one-good-head"]
+    [claim] = [claim for claim in claims_heads.CLAIMS if claim.name == "ktiw-one-good-head"]
     verdict = judge(claim, {"ktiw-multihead": written})
     assert verdict.state == NOT_TESTABLE
     assert verdict.reason == "of 4 initialisations 0 learn alone and 4 fail alone: 1 must learn"
+    # The mean accuracy of two evaluations, at the start and after ten updates.
+    first, last = (row for row in tables["figure_6_curves"] if row["heads"] == "random" and row["contexts"] == "sum")
+    area = next(row for row in written["tables"]["figure_6_area"] if (row["heads"], row["seed"]) == ("random", 1))
+    assert area["area"] == pytest.approx((first["accuracy"][1] + last["accuracy"][1]) / 2, abs=1e-4)
+    assert area["updates"] == 10
+    # Computed anew, nothing changes.
+    before = (tmp_path / "r.json").read_text()
+    assert main(["ktiw-multihead", "--tables-only", "--out", str(tmp_path / "r.json")]) == 0
+    assert (tmp_path / "r.json").read_text() == before
     monkeypatch.setattr(permutations, "LEARNED", -1.0)
     judged = Part(tmp_path / "judged.json")
     good, bad = permutations.judge_heads(config, judged)
