@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from papers.abc import PAPER
+from papers.abc.options import prepare_device, with_changes
 from papers.common.folders import Experiment, add_figures, add_out
 
 __all__ = ["EXPERIMENTS"]
@@ -37,32 +36,11 @@ def _shared(parser: argparse.ArgumentParser, name: str, seconds: float) -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=JSON", help="settings other than the defaults")
 
 
-def _with(config: Any, changes: list[str]) -> Any:
-    """The config with KEY=JSON changes; ``recipe.lr=1`` changes a setting of a setting."""
-    for change in changes:
-        key, _, text = change.partition("=")
-        outer, dot, inner = key.partition(".")
-        known = [f.name for f in dataclasses.fields(config)]
-        if outer not in known:
-            raise ValueError(f"{type(config).__name__} has no setting {outer!r}; it has {', '.join(known)}")
-        if dot:
-            config = dataclasses.replace(config, **{outer: _with(getattr(config, outer), [f"{inner}={text}"])})
-            continue
-        value = json.loads(text)
-        config = dataclasses.replace(config, **{outer: tuple(value) if isinstance(value, list) else value})
-    return config
-
-
 def _started(options: argparse.Namespace, module: Any, config: Any, label: str) -> Any:
     """The part that a run writes into; settings and versions are noted beside it."""
-    # Under NVIDIA's MPS a process has few queues by default, and the streams of its models would wait for each other.
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "8")
-    import torch
-
     from papers.common.row_store import Part, begin_work
 
-    # Products of float32 use the tensor cores, for all models that are compared.
-    torch.backends.cuda.matmul.allow_tf32 = True
+    prepare_device()
     work = options.work[0]
     begin_work(work, dataclasses.asdict(config))
     return Part(work / f"part-{label}.json", keys=module.KEYS)
@@ -95,7 +73,7 @@ def _lm(options: argparse.Namespace) -> Path | None:
     from papers.abc import lm
 
     if not options.collect:
-        config = _with(lm.CONFIGS[options.config], options.set)
+        config = with_changes(lm.CONFIGS[options.config], options.set)
         part = _started(options, lm, config, "-".join([*options.tables, *(config.models or ())]))
         share = options.seconds / len(options.tables)
         for table in options.tables:
@@ -123,7 +101,7 @@ def _seeds(parser: argparse.ArgumentParser) -> None:
 def _mt(options: argparse.Namespace) -> Path | None:
     from papers.abc import mt
 
-    config = _with(mt.CONFIGS[options.config], options.set)
+    config = with_changes(mt.CONFIGS[options.config], options.set)
     if not options.collect:
         runs = [(t, v) for t in options.task for v in options.variants]
         part = _started(options, mt, config, "-".join([*options.task, *options.variants, *map(str, options.seed)]))
@@ -145,7 +123,7 @@ def _doc_arguments(parser: argparse.ArgumentParser) -> None:
 def _doc(options: argparse.Namespace) -> Path | None:
     from papers.abc import doc_mt
 
-    config = _with(doc_mt.CONFIGS[options.config], options.set)
+    config = with_changes(doc_mt.CONFIGS[options.config], options.set)
     if not options.collect:
         part = _started(options, doc_mt, config, "-".join(map(str, options.seed)))
         doc_mt.run_documents(
@@ -200,7 +178,7 @@ def _mlm(options: argparse.Namespace) -> Path | None:
     if options.config == "paper" and options.model is None and not (options.collect or options.speed):
         raise ValueError("--config paper converts a BERT masked LM of RoBERTa-base's size: name its folder by --model")
     if not options.collect:
-        config = _with(mlm.CONFIGS[options.config], options.set)
+        config = with_changes(mlm.CONFIGS[options.config], options.set)
         part = _started(options, mlm, config, f"speed-{options.length}" if options.speed else "mlm")
         if options.speed:
             mlm.measure_speed(part, batch=options.batch, length=options.length, repeats=options.repeats)
@@ -220,7 +198,7 @@ def _decoding(options: argparse.Namespace) -> Path | None:
     from papers.abc import decoding
 
     if not options.collect:
-        config = _with(decoding.CONFIGS[options.config], options.set)
+        config = with_changes(decoding.CONFIGS[options.config], options.set)
         decoding.run_decoding(config, part=_started(options, decoding, config, "decoding"))
     return _collected(options, decoding)
 
@@ -244,7 +222,7 @@ def _distill(options: argparse.Namespace) -> Path | None:
     from papers.abc import distillation
 
     if not options.collect:
-        config = _with(distillation.AbcDistillConfig(seconds=options.seconds), options.set)
+        config = with_changes(distillation.AbcDistillConfig(seconds=options.seconds), options.set)
         name = "sampled" if options.sampled else "masked"
         part = _started(options, distillation, config, f"{name}-{'rates' if options.rates else config.seed}")
         folder = options.model or SHIPPED
@@ -294,7 +272,7 @@ def _settings(module: str, configs: str = "CONFIGS") -> Callable[[argparse.Names
         import importlib
 
         known = getattr(importlib.import_module(f"papers.abc.{module}"), configs)
-        return dataclasses.asdict(_with(known[options.config], options.set))
+        return dataclasses.asdict(with_changes(known[options.config], options.set))
 
     return settings
 
