@@ -1,7 +1,7 @@
 """``python -m papers abc-lm-arm``: one row of Table 2 with one seed, trained alone.
 
 The same command goes on after a kill. The arms of all rows and seeds lie in one folder. A row that both tables have is
-one training, scored for both. Every command adds its rows to the results file, which must have models of the same sizes.
+one training, scored for both. Every command adds its rows to the results file, whose models must have the same sizes.
 """
 
 from __future__ import annotations

@@ -28,9 +28,12 @@ __all__ = [
     "Claim",
     "Predicate",
     "Verdict",
+    "about",
+    "about_bounds",
     "all_of",
     "at_least",
     "at_most",
+    "between",
     "claims_of",
     "close",
     "compared",
@@ -206,6 +209,26 @@ def compared(
 def at_least(wanted: Cell, bound: float) -> Predicate:
     """The number is at least ``bound``."""
     return _bounded(wanted, lambda value: value - bound)
+
+
+def about(wanted: Cell, times: float) -> Predicate:
+    """The ratio is about ``times``, within ``about_bounds``."""
+    return between(wanted, *about_bounds(times))
+
+
+def between(wanted: Cell, low: float, high: float) -> Predicate:
+    """The number lies between the bounds."""
+    return _bounded(wanted, lambda value: min(value - low, high - value))
+
+
+def about_bounds(times: float) -> Bounds:
+    """What counts as about so many times: nearer to it than to no difference, and no farther above it.
+
+    >>> about_bounds(2.0), about_bounds(1.25)
+    ((1.5, 2.5), (1.125, 1.375))
+    """
+    reach = abs(times - 1) / 2
+    return times - reach, times + reach
 
 
 def at_most(wanted: Cell, bound: float) -> Predicate:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 from attnlab.pages.numbers import number
-from papers.common.cells import Missing, Result, averages, cell, rows_of
+from papers.common.cells import Missing, Result, averages, cell, rows_of, select
 from papers.common.claims import (
     HELD,
     NOT_HELD,
     Predicate,
     Verdict,
-    at_least,
     claims_of,
     close,
     decide,
@@ -25,6 +26,10 @@ ktiw_claim = claims_of("ktiw", PAPER)
 
 # Translators of fewer updates have not converged.
 LONG_ENOUGH = 4000
+# Per cent of the targets: "strongly" is more often than not.
+STRONGLY = 50.0
+# BLEU; seeds of a translator of ours deviate by about as much.
+WITHIN = 0.5
 NAMES = ("keyword", "after", "mean", "last")
 
 
@@ -106,6 +111,23 @@ def _log_odds(*, late: bool) -> Predicate:
     return Predicate(run, tuple(cell("figure_7", name) for name in NAMES))
 
 
+def _strongly_agrees() -> Predicate:
+    """Optimal attention agrees with the probe on most targets; the interval is over the targets."""
+    wanted = cell("appendix_a1", "a_opt_beta", model="linear")
+
+    def run(result: Result) -> Verdict:
+        by_seed = select(result, wanted)
+        agreement = fmean(by_seed.values())
+        bounds = seed_bounds([value - STRONGLY for value in by_seed.values()])
+        targets = next((row.get("targets") for row in rows_of(result, "appendix_a1") if row["model"] == "linear"), None)
+        if bounds is None and targets:
+            low, high = share_bounds(round(agreement / 100 * targets), targets)
+            bounds = 100 * low - STRONGLY, 100 * high - STRONGLY
+        return decide(agreement - STRONGLY, number(agreement), bounds, seeds=len(by_seed))
+
+    return Predicate(run, (wanted,))
+
+
 def _short_runs(result: Result) -> str | None:
     steps = [row["step"] for row in rows_of(result, "appendix_a1") if row.get("step") is not None]
     if not steps or min(steps) >= LONG_ENOUGH:
@@ -159,19 +181,21 @@ CLAIMS = (
         "optimal-attention",
         "ktiw-optimal",
         "Appendix A.1",
-        "The optimal attention of the linear-output model strongly agrees with the probe (40 %).",
+        "The optimal attention of the linear-output model strongly agrees with the probe (most targets).",
         "53 %",
-        at_least(cell("appendix_a1", "a_opt_beta", model="linear"), 40.0),
+        _strongly_agrees(),
     ),
     ktiw_claim(
         "linear-output-comparable",
         "ktiw-optimal",
         "Appendix A.1",
-        "The linear-output model translates as well as the main one (1 BLEU).",
+        "The linear-output model translates as well as the main one (within 0.5 BLEU).",
         "38.2 against 37.9",
         unless(
             _short_runs,
-            close(cell("appendix_a1", "bleu", model="linear"), cell("appendix_a1", "bleu", model="main"), within=1.0),
+            close(
+                cell("appendix_a1", "bleu", model="linear"), cell("appendix_a1", "bleu", model="main"), within=WITHIN
+            ),
         ),
     ),
 )
