@@ -91,6 +91,8 @@ def _mt_arguments(parser: argparse.ArgumentParser) -> None:
         "--variants", nargs="+", default=["3a+quarter+5+7"],
         help="what is trained at once: sets (3a, 5, 7, quarter, few) and models (BASE, ABC_MLP-8-8, ...), joined by +",
     )  # fmt: skip
+    alone = "one model, with all its planned updates; such trainings are compared though they were run apart"
+    parser.add_argument("--alone", action="store_true", help=alone)
     _seeds(parser)
 
 
@@ -108,7 +110,7 @@ def _mt(options: argparse.Namespace) -> Path | None:
         for (task, variants), seconds in _in_time(runs, options.seconds):
             mt.run_task(
                 task, config, root=options.data, part=part, out=options.work[0], seconds=seconds, wanted=variants,
-                seeds=options.seed,
+                seeds=options.seed, alone=options.alone,
             )  # fmt: skip
     return _scored(options, mt, lambda works: mt.score(works, options.data))
 
@@ -300,6 +302,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _mt,
         "--data data --work runs/abc-mt --seed 0 1 2",
         more={
+            "one model and one seed": "--data data --variants ABC_MLP-32-32 --seed 3 --alone --work runs/abc-mt-alone",
             "on other corpora": "--data data --task tatoeba-es-en wmt10k-en-de --variants few --work runs/abc-mt-few",
             "the longer run": "--data data --variants 3a+quarter+ABC_MLP-16-8+ABC_MLP-16-16+ABC_MLP-64-8+ABC_MLP-64-64 "
             "--seed 20 --set tokens=4096 lr=0.003 'schedule=\"linear\"' half=false 'widths=[20, 28, 40, 60]' "

@@ -30,8 +30,8 @@ __all__ = ["compute_areas", "run_toy", "write_heads_result", "write_statistics",
 # The paper's name in its results files.
 PAPER = "ktiw"
 KEYS = {
-    "appendix_a1": ["model"],
-    "curve": ["dataset", "step"],
+    "appendix_a1": ["model", "seed"],
+    "curve": ["dataset", "seed", "step"],
     "section_6_2_curves": ["task", "step"],
     "figure_3_curves": ["panel", "data", "step"],
     "figure_6_curves": ["heads", "contexts", "step"],
@@ -50,12 +50,18 @@ def write_study_result(
 ) -> dict[str, Any]:
     """Write results/<name>.json from the run folders in ``work``.
 
-    The rows and the config of data sets that ``work`` does not have stay as they were.
+    Every row has its seed. Rows and configs of data sets and seeds that ``work`` does not have stay as they were.
     """
     finished = studies(work)
     if not finished:
         raise ValueError(f"{work} holds no runs yet; leave out --tables-only to train them")
-    tables = _study_tables(name, finished, prepared, data)
+    tables: dict[str, Any] = {}
+    for seed in dict.fromkeys(study.seed for study in finished):
+        mine = [study for study in finished if study.seed == seed]
+        for table, rows in _study_tables(name, mine, prepared, data).items():
+            tables.setdefault(table, []).extend({**row, "seed": seed} for row in rows)
+    if not tables.get("appendix_a1", True):
+        raise ValueError("there is no run of the linear-output model; leave out --tables-only to train it")
     configs = {study.name: study.run_facts().get("config") for study in finished}
     first = finished[0].run_facts()
     result = make_results(name, PAPER, tables, config=configs, seed=first.get("seed"), made=first)
@@ -100,7 +106,7 @@ def _second_seed(study: Study) -> list[dict[str, Any]]:
 def _optimal_rows(finished: list[Study], prepared: Path | None, data: Path | None) -> list[dict[str, Any]]:
     translated = [study for study in finished if study.evaluations("linear")]
     if not translated:
-        raise ValueError("there is no run of the linear-output model; leave out --tables-only to train it")
+        return []
     words = _words(translated[0], prepared, data)
     if words is None:
         raise ValueError("BLEU needs the vocabulary: name the data, --prepared FOLDER or --data FOLDER")
@@ -273,16 +279,20 @@ def _head_rows(folder: Path) -> list[tuple[int, str, dict[str, float]]]:
 def _write(out: Path | str, result: dict[str, Any]) -> dict[str, Any]:
     """Write, keeping the rows, the config and the remarks of an earlier file that this one does not have.
 
-    A data set's rows are of one run: where it was run again, none of its earlier rows stays.
+    The rows of a data set and a seed are of one run: where it was run again, none of its earlier rows stays. Rows
+    without a seed are of the first.
     """
     result["keys"] = {name: KEYS.get(name) or _key(rows) for name, rows in result["tables"].items()}
     before = read_results(out)
     if before is None:
         return write_results(out, result)
-    replaced = {name: {row.get("dataset") for row in rows} - {None} for name, rows in result["tables"].items()}
+    replaced = {
+        name: {_run_of(row) for row in rows if "dataset" in row or "seed" in row}
+        for name, rows in result["tables"].items()
+    }
 
     def others(table: str, rows: list[dict[str, Any]]) -> list[int]:
-        return [i for i, row in enumerate(rows) if row.get("dataset") not in replaced.get(table, ())]
+        return [i for i, row in enumerate(rows) if _run_of(row) not in replaced.get(table, ())]
 
     merged = merge_results(choose_rows(before, others), result)
     for name in ("config", "remarks"):
@@ -291,8 +301,13 @@ def _write(out: Path | str, result: dict[str, Any]) -> dict[str, Any]:
     return write_results(out, choose_rows(merged, _in_order))
 
 
+def _run_of(row: Mapping[str, Any]) -> tuple[str | None, int]:
+    """The data set of a row, and its seed."""
+    return row.get("dataset"), row.get("seed", 0)
+
+
 def _key(rows: Sequence[dict[str, Any]]) -> list[str]:
-    known = ("dataset", "model", "family", "run", "head", "step", "corpus")
+    known = ("dataset", "seed", "model", "family", "run", "head", "step", "corpus")
     return [key for key in known if rows and key in rows[0]]
 
 

@@ -117,6 +117,7 @@ def _study_arguments(name: str) -> Arguments:
         parser.add_argument("--work", type=Path, default=Path("runs/ktiw"), help="the runs (default: %(default)s)")
         add_out(parser, name)
         parser.add_argument("--tables-only", action="store_true", help="train nothing; tables of the finished runs")
+        parser.add_argument("--seed", type=int, default=0, help="of all runs of a data set (default: %(default)s)")
         parser.add_argument("--steps", type=int, help="updates of each run, instead of the paper's")
         parser.add_argument("--batch", type=int, help="examples in a batch, instead of the paper's")
         parser.add_argument("--stacked", action="store_true", help="train a data set's runs at once, best on a GPU")
@@ -130,11 +131,13 @@ def _study(name: str, runs: Sequence[str]) -> WriteResults:
     def write(options: argparse.Namespace) -> dict[str, Any]:
         from papers.ktiw.assemble import write_study_result
         from papers.ktiw.comparison import run_chosen
+        from papers.ktiw.tables import seed_folder
 
         if not options.tables_only:
             run_chosen(
                 _read_corpora(options),
-                options.work,
+                seed_folder(options.work, options.seed),
+                seed=options.seed,
                 runs=tuple(runs),
                 steps=options.steps,
                 batch=options.batch,

@@ -243,7 +243,7 @@ CLAIMS = (
     _claim(
         "lsh-few-rounds",
         "Table 1",
-        "LSH with 64 keys and 4 rounds is far from the top-r that it emulates: farther than that is from exact attention.",
+        "LSH with 64 keys and 4 rounds is far from the top-r it emulates: farther than that is from exact attention.",
         "90.4 against 43.5",
         _farther(_error(LSH_SMALL), _error(OVO), _error(EXACT)),
     ),

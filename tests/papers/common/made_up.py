@@ -41,12 +41,13 @@ FIGURES: dict[str, dict[str, list[dict[str, Any]]]] = {
     },
     "guidance-arm": {
         "convergence": _rows(
-            "norm guided seed loss steps fell_at_end",
-            *((n, g, s, 2.0 - 0.2 * g + 0.01 * s, 20_000 - 8_000 * g - 10 * s, 0.01) for n in ("post", "pre") for g in (False, True) for s in range(3)),
+            "language norm guided seed loss steps fell_at_end",
+            *((k, "post", g, s, 3.0 - 0.2 * g + 0.01 * s, 900 - 300 * g, 0.01) for k in ("oromo", "tagalog") for g in (False, True) for s in range(3)),
+            *(("english", n, g, s, 2.0 - 0.2 * g + 0.01 * s, 20_000 - 8_000 * g - 10 * s, 0.01) for n in ("post", "pre") for g in (False, True) for s in range(3)),
         ),
         "finetuned": _rows(
-            "norm guided task seed accuracy",
-            *((n, g, t, s, 80.0 + 3 * g + 0.1 * s) for n in ("post", "pre") for g in (False, True) for t in ("RTE", "MRPC") for s in range(3)),
+            "language norm guided task seed accuracy",
+            *(("english", n, g, t, s, 80.0 + 3 * g + 0.1 * s) for n in ("post", "pre") for g in (False, True) for t in ("RTE", "MRPC") for s in range(3)),
         ),
     },
     "ktiw-table2": {
@@ -180,6 +181,7 @@ SPOILED: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     **{f"ag-arm-sooner-{n}": ("guidance-arm", "convergence", {"norm": n, "guided": True}, {"steps": 21_000}) for n in ("post", "pre")},
     **{f"ag-arm-lower-{n}": ("guidance-arm", "convergence", {"norm": n, "guided": True}, {"loss": 2.5}) for n in ("post", "pre")},
     **{f"ag-arm-finetuned-{n}": ("guidance-arm", "finetuned", {"norm": n, "guided": True, "task": "RTE"}, {"accuracy": 60.0}) for n in ("post", "pre")},
+    **{f"ag-arm-lower-{k}": ("guidance-arm", "convergence", {"language": k, "guided": True}, {"loss": 3.5}) for k in ("oromo", "tagalog")},
     "ktiw-learned-under-uniform": ("ktiw-table2", "table_2", {"dataset": "SST"}, {"a_alpha_uf": 8.0}),
     "ktiw-proxy-approximates": ("ktiw-table2", "table_2", {"dataset": "SST"}, {"a_uf_px": 8.0}),
     "ktiw-attention-agrees-with-probe": ("ktiw-table2", "table_2", {"dataset": "SST"}, {"a_alpha_beta": 8.0}),
@@ -270,7 +272,7 @@ SPOILED: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "abc-decoding-faster": ("abc-decoding", "figure_1", {"model": "softmax", "length": 4096}, {"tokens_per_second": 3000.0}),
     "abc-decoding-beats-rfa": ("abc-decoding", "figure_1", {"model": "RFA"}, {"tokens_per_second": 990.0}),
     "abc-decoding-t2r-faster": ("abc-decoding", "figure_1", {"model": "T2R"}, {"tokens_per_second": 900.0}),
-    "abc-decoding-memory": ("abc-decoding", "figure_2", {"model": "ABC_MLP"}, {"memory": 800.0}),
+    "abc-decoding-memory": ("abc-decoding", "figure_2", {"model": "ABC_MLP"}, {"memory": 801.0}),
     "abc-linear-time": ("abc-decoding", "exponents", {"model": "ABC_MLP"}, {"exponent": 1.6}),
     "ova-aware-is-exact": ("value-aware", "table_1", {"mechanism": "value-aware:r=d+1"}, {"mlm_error": 24.5}),
     "ova-oblivious-is-worse": ("value-aware", "table_1", {"mechanism": "top-r:r=d+1"}, {"mlm_error": 24.2}),
@@ -278,7 +280,7 @@ SPOILED: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "ova-one-key": ("value-aware", "table_1", {"mechanism": "value-aware:r=1"}, {"mlm_error": 97.0}),
     "ova-window-trails": ("value-aware", "figure_1", {"family": "window", "r": 65}, {"mlm_error": 10.0}),
     "ova-lsh-few-rounds": ("value-aware", "table_1", {"mechanism": "lsh:r=64,rounds=4"}, {"mlm_error": 40.0}),
-    "ova-lsh-many-rounds": ("value-aware", "table_1", {"mechanism": "lsh:r=512,rounds=16"}, {"mlm_error": 50.0}),
+    "ova-lsh-many-rounds": ("value-aware", "table_1", {"mechanism": "lsh:r=512,rounds=16"}, {"mlm_error": 60.0}),
     "ova-orf-is-poor": ("value-aware", "table_1", {"mechanism": "orf:features=256"}, {"mlm_error": 30.0}),
     "ova-kernels-exact": ("value-aware", "table_2", {"kernel": "elu", "mechanism": "value-aware:r=d+1"}, {"perplexity": 36.0}),
     "ova-kernels-oblivious": ("value-aware", "table_2", {"kernel": "elu", "mechanism": "top-r:r=d+1"}, {"perplexity": 35.0}),

@@ -216,7 +216,7 @@ def test_every_row_of_the_ledger_says_why_how_often_and_at_which_scale() -> None
 def test_every_paper_has_headline_claims() -> None:
     for folder in ("abc", "guidance", "ktiw", "effective", "value_aware"):
         line = headline(folder, as_the_papers_say())
-        assert line.startswith("Headline claims as they stand: ")
+        assert line.startswith("Headline claims as they stand:\n\n- ")
         assert line.count("**held**") == sum(bool(claim.headline) for claim in claims_in(folder)) >= 2
 
 

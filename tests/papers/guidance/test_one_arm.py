@@ -64,7 +64,7 @@ def _arms(losses: dict[tuple[bool, float, int], list[float]]) -> dict[str, list[
     """Arms with a held-out loss at every tenth of 100 updates."""
     arms, curves = [], []
     for (guided, lr, seed), curve in losses.items():
-        labels = {"norm": "post", "guided": guided, "lr": lr, "seed": seed}
+        labels = {"language": "english", "norm": "post", "guided": guided, "lr": lr, "seed": seed}
         arms.append({**labels, "steps": 100, "loss": curve[-1]})
         curves += [{**labels, "step": 10 * (i + 1), "loss": loss} for i, loss in enumerate(curve)]
     return {"arms": arms, "curves": curves}
@@ -87,3 +87,19 @@ def test_each_arm_counts_at_its_best_rate_and_time_is_counted_to_the_unguided_lo
 def test_a_curve_that_still_falls_decides_nothing(guided: list[float], plain: list[float], state: str) -> None:
     result = {"tables": derived(_arms({(True, 1e-3, 0): guided, (False, 1e-3, 0): plain}))}
     assert judge(CLAIM["ag-arm-lower-post"], {"guidance-arm": result}).state == state
+
+
+def test_an_arm_of_little_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    draw = np.random.default_rng(0)
+    for split in ("train", "dev"):
+        texts = [" ".join("".join(draw.choice(list("abcdefgh"), 3)) for _ in range(60)) + " ." for _ in range(40)]
+        (tmp_path / f"{split}.tsv").write_text("text\n" + "\n".join(texts) + "\n")
+    small = ["--steps", "2", "--tokens", "512", "--width", "16", "--layers", "3", "--language", "oromo"]
+    places = ["--corpus", str(tmp_path), "--work", str(tmp_path / "work"), "--out", str(tmp_path / "r.json")]
+    assert main(["guidance-arm", "--guided", *small, *places]) == 0
+    assert main(["guidance-arm", *small, *places]) == 0
+    tables = json.loads((tmp_path / "r.json").read_text())["tables"]
+    assert {(row["language"], row["guided"]) for row in tables["convergence"]} == {("oromo", True), ("oromo", False)}
+    assert (tmp_path / "work" / "runs" / "oromo-post-ag-lr0.001-seed0" / "result.json").exists()
+    assert main(["guidance-arm", *small, *places, "--glue", str(tmp_path)]) == 2
+    assert "GLUE's tasks are English" in capsys.readouterr().err

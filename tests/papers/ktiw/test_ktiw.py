@@ -233,6 +233,26 @@ def test_classifiers_start_from_glove_by_a_command(tmp_path: Path, glove: Path, 
     assert main(command) == 2
 
 
+def test_seeds_are_added_one_by_one(tmp_path: Path) -> None:
+    prepared, work, out = tmp_path / "prepared", tmp_path / "work", tmp_path / "table2.json"
+    prepared.mkdir()
+    save_corpus(classification(), prepared / "sst-trees.npz.xz")
+    sizes = ["--steps", "1", "--batch", "4", "--work", str(work), "--out", str(out)]
+    command = ["ktiw-table2", "--prepared", str(prepared), *sizes]
+    assert main(command) == 0
+    # A row of an earlier version, which had no seeds, is of the first one.
+    result = json.loads(out.read_text())
+    first = dict(result["tables"]["table_2"][0])
+    assert first.pop("seed") == 0
+    out.write_text(json.dumps(result | {"tables": {**result["tables"], "table_2": [first]}, "made_by": {}}))
+    assert main([*command, "--seed", "1"]) == 0
+    tables = json.loads(out.read_text())["tables"]
+    assert [(row["dataset"], row["seed"]) for row in tables["table_2"]] == [("SST", 0), ("SST", 1)]
+    assert {row["seed"] for row in tables["curve"]} == {0, 1}
+    facts = [json.loads((work / at / "sst-trees/second/run.json").read_text()) for at in ("", "seed-1")]
+    assert [fact["seed"] for fact in facts] == [1, 11]
+
+
 def test_word_vectors_are_for_classifiers(tmp_path: Path, glove: Path) -> None:
     with pytest.raises(ValueError, match="multi30k is a translation"):
         run_chosen([translation()], tmp_path, runs=("reference",), steps=1, batch=4, glove=glove)
