@@ -16,18 +16,16 @@ import torch
 
 from attnlab.devices import best_device
 from attnlab.models import CausalLM
-from attnlab.training import Callback, Moment, Schedule, Settings, every, load_weights, read_metrics, read_result, train
+from attnlab.training import Callback, Moment, Schedule, Settings, every, load_weights, read_result, train
+from papers.abc.arms import held_out_curve
 from papers.abc.dense_attention import dense_attention
 from papers.abc.lm import Batches, LmRun, LmTraining, held_out_loss, start_from_trained
 from papers.abc.lm_config import TABLES, AbcLmConfig, Variant, tables_of
 from papers.common.compiling import compiled_parts
-from papers.common.row_store import Part, read_results
+from papers.common.row_store import Part
 from papers.common.wiki_corpus import WikiCorpus
 
-__all__ = ["LmArm", "check_same_sizes", "run_arm"]
-
-# Settings that may differ between the arms of a results file.
-OWN = ("models", "seeds", "streams", "compile", "eval_batch")
+__all__ = ["LmArm", "run_arm"]
 
 
 @dataclass(frozen=True)
@@ -84,35 +82,6 @@ class LmArm:
         )
 
 
-def check_same_sizes(arm: LmArm, work: Path, out: Path, *, replaces: bool) -> None:
-    """Refuse to add an arm to those of other sizes or lengths, in the folder or in the results file."""
-    wanted = _comparable(arm.as_dict())
-    for path in (work / "run.json", *(() if replaces else (out,))):
-        known = _comparable((read_results(path) or {}).get("config") or wanted)
-        other = [name for name in wanted if known.get(name) != wanted[name]]
-        if other:
-            name = other[0]
-            raise ValueError(
-                f"{path} has models with {name}={known.get(name)!r}, this one has {name}={wanted[name]!r}: they are "
-                "not compared. Name another folder and --out, or put new results in the place of old ones by --replace"
-            )
-
-
-def _comparable(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings in which arms must agree, as a JSON file has them."""
-    return {
-        name: list(value) if isinstance(value, tuple) else value for name, value in _flat(config) if name not in OWN
-    }
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Any:
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
 def run_arm(arm: LmArm, *, corpus: Path, work: Path, part: Part) -> None:
     """Train the arm, or go on with it, and score it for every table that has its row."""
     stores = WikiCorpus(corpus)
@@ -141,7 +110,9 @@ def run_arm(arm: LmArm, *, corpus: Path, work: Path, part: Part) -> None:
         )
         run.model.to(best_device()).eval()
         for table, training in tables.items():
-            part.extend("curves", [{"setting": table, **run.labels, **point} for point in _curve(folder)])
+            part.extend(
+                "curves", [{"setting": table, **run.labels, **point} for point in held_out_curve(folder, "valid/loss")]
+            )
             training.note_size(run, steps=outcome.step, seconds=outcome.timing["seconds"])
             if not part.has(table, **run.labels):
                 training.score([run])
@@ -154,11 +125,6 @@ class _HeldOut(Callback):
     def on_evaluation(self, moment: Moment) -> Mapping[str, float]:
         with torch.no_grad():
             return {"valid/loss": held_out_loss(moment.model, self.windows).loss}  # type: ignore[arg-type]
-
-
-def _curve(folder: Path) -> list[dict[str, Any]]:
-    losses = {line["step"]: line["values"]["valid/loss"] for line in read_metrics(folder) if line["kind"] == "eval"}
-    return [{"step": step, "loss": loss} for step, loss in sorted(losses.items())]
 
 
 def _start(run: LmRun, training: LmTraining, arm: LmArm, work: Path) -> None:

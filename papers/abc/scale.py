@@ -49,7 +49,7 @@ def _mlm(result: Result, wanted: Cell) -> str:
     table = wanted.table
     if table in ("speed", "parameters"):
         return "RoBERTa-base's sizes, inference"
-    rows = [row for row in _training(result) if row["part"] == "continued"]
+    rows = [row for row in _training(result) if row["part"].startswith("continued")]
     tuned = [row["epochs"] for row in _training(result) if row.get("epochs")]
     text = f"the shipped masked LM, continued for {millions(row['tokens'] for row in rows)} tokens"
     return f"{text}, fine-tuned for {span(tuned)} epochs" if table == "table_4" else text

@@ -12,7 +12,8 @@ from attnlab.training import read_result
 from papers.__main__ import main
 from papers.abc import lm_arm
 from papers.abc.lm_config import CONFIGS, tables_of
-from tests.papers.abc.test_language import corpus
+from tests.papers.abc.test_language import corpus, saved
+from tests.papers.glue_files import write_mnli
 
 __all__ = ["corpus"]
 
@@ -80,6 +81,32 @@ def test_arms_of_other_sizes_are_refused(corpus: Path, tmp_path: Path, capsys: p
     assert main([*words, "--work", str(tmp_path / "other"), "--replace", "--set", *wider]) == 0
     tables = json.loads((tmp_path / "r.json").read_text())["tables"]
     assert {r["model"] for r in tables["table_2a"]} == {"Linformer"}
+
+
+def test_a_row_of_table_4_alone(corpus: Path, tmp_path: Path) -> None:
+    glue, out = tmp_path / "glue", tmp_path / "r.json"
+    write_mnli(glue, [("a b c", "d e")] * 12)
+    bert = saved("bert", corpus, tmp_path / "bert")
+    # Speed is measured elsewhere; a training of other settings is put aside.
+    earlier = {"table_4": [{"model": "old"}], "speed": [{"model": "ABC_MLP", "n": 64}]}
+    out.write_text(json.dumps({"name": "abc-mlm", "config": {"length": 512}, "tables": earlier}))
+    settings = ["length=29", "batch=2", "tune_length=13", "tune_batch=4", 'tasks=["MNLI"]', "seeds=[0]"]
+    places = ["--corpus", corpus, "--glue", glue, "--model", bert, "--work", tmp_path / "work", "--out", out]
+    words = [*map(str, places), "--tokens", "174", "--set", *settings, 'epochs={"MNLI":1}']
+    assert main(["abc-mlm-arm", "--row", "ABC_MLP-64", *words]) == 2
+    assert main(["abc-mlm-arm", "--row", "ABC_MLP-64", "--replace", *words]) == 0
+    assert main(["abc-mlm-arm", "--row", "ABC_MLP-64", "--as-converted", *words]) == 0
+    tables = json.loads(out.read_text())["tables"]
+    assert [(r["model"], r["n"], r["continued"]) for r in tables["table_4"]] == [
+        ("ABC_MLP", 64, True), ("ABC_MLP", 64, False),
+    ]  # fmt: skip
+    assert tables["speed"] == earlier["speed"]
+    assert {r["part"] for r in tables["training"]} == {
+        "continued ABC_MLP-64", "MNLI ABC_MLP-64", "MNLI ABC_MLP-64-as-converted",
+    }  # fmt: skip
+    assert [r["step"] for r in tables["curves"]] == [0, 1, 2, 3]
+    assert main(["abc-mlm-arm", "--row", "ABC_MLP-64", *words]) == 0
+    assert json.loads(out.read_text())["tables"]["table_4"] == tables["table_4"]
 
 
 def test_what_starts_from_a_trained_model_needs_it(
