@@ -263,10 +263,19 @@ def fails(wanted: Cell, sound: Cell, *, below: float) -> Predicate:
 
 
 def unless(reason: Callable[[Result], str | None], test: Predicate) -> Predicate:
-    """The test, where ``reason`` finds nothing in the results for which they cannot decide it."""
+    """The test, where ``reason`` finds nothing in the results for which they cannot decide it.
+
+    The reason counts also where the test misses rows, which may be why they are missing.
+    """
 
     def run(result: Result) -> Verdict:
-        verdict = test(result)
+        try:
+            verdict = test(result)
+        except Missing:
+            why = reason(result)
+            if why is None:
+                raise
+            return Verdict(NOT_TESTABLE, reason=why)
         why = reason(result)
         return verdict if why is None else replace(verdict, state=NOT_TESTABLE, reason=why)
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from papers.common.cells import Cell, Missing, Result, cell
+from papers.common.cells import Cell, Result, cell
 from papers.common.claims import (
-    NOT_HELD,
     Claim,
     Predicate,
     Verdict,
@@ -80,21 +79,6 @@ def _too_few_heads(*kinds: str) -> Callable[[Result], str | None]:
     return why
 
 
-def _where_found(test: Predicate, *kinds: str) -> Predicate:
-    """The test; where too few heads of these kinds were found there are no rows, and the claim is not testable."""
-    why = _too_few_heads(*kinds)
-
-    def run(result: Result) -> Verdict:
-        try:
-            return test(result)
-        except Missing:
-            if why(result) is None:
-                raise
-            return Verdict(NOT_HELD)
-
-    return unless(why, Predicate(run, test.cells))
-
-
 BAD = all_of(_cut("all bad", learn=False), _larger("random", "all bad"))
 ONE_GOOD = all_of(_cut("one good", learn=True), _larger("one good", "all bad"))
 RANDOM = all_of(_cut("random", learn=True), _larger("random", "all bad"))
@@ -104,19 +88,19 @@ FIGURE_6: tuple[tuple[str, str, str, Predicate], ...] = (
         "bad-heads-fail",
         "Eight heads with bad initialisations are likely to fail.",
         "most fail",
-        _where_found(BAD, "bad"),
+        unless(_too_few_heads("bad"), BAD),
     ),
     (
         "one-good-head",
         "One good initialisation among eight is enough to learn.",
         "most learn",
-        _where_found(ONE_GOOD, "bad", "good"),
+        unless(_too_few_heads("bad", "good"), ONE_GOOD),
     ),
     (
         "random-heads",
         "Eight random initialisations learn with very high probability.",
         "nearly all learn",
-        _where_found(RANDOM, "bad"),
+        unless(_too_few_heads("bad"), RANDOM),
     ),
 )
 

@@ -39,6 +39,9 @@ FIGURES: dict[str, dict[str, list[dict[str, Any]]]] = {
             "language guided loss", *((k, g, 3.0 - 0.1 * g) for k in ("Oromo", "Filipino") for g in (False, True))
         ),
     },
+    "guidance-electra": {
+        "arms": _rows("guided seed steps left_at", *((g, s, 9_000, 5_000 - 4_000 * g + 10 * s) for g in (False, True) for s in range(3))),
+    },
     "guidance-arm": {
         "convergence": _rows(
             "language norm guided seed loss steps fell_at_end",
@@ -178,6 +181,7 @@ SPOILED: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "ag-translation-same-loss": ("guidance", "translation", {"model": "AG"}, {"loss": 4.2}),
     "ag-gaussian-higher-loss": ("guidance", "translation", {"model": "Gaussian"}, {"loss": 3.9}),
     "ag-low-resource": ("guidance", "low_resource", {"language": "Oromo", "guided": True}, {"loss": 3.1}),
+    "ag-electra-sooner": ("guidance-electra", "arms", {"guided": True}, {"left_at": 8_000}),
     **{f"ag-arm-sooner-{n}": ("guidance-arm", "convergence", {"norm": n, "guided": True}, {"steps": 21_000}) for n in ("post", "pre")},
     **{f"ag-arm-lower-{n}": ("guidance-arm", "convergence", {"norm": n, "guided": True}, {"loss": 2.5}) for n in ("post", "pre")},
     **{f"ag-arm-finetuned-{n}": ("guidance-arm", "finetuned", {"norm": n, "guided": True, "task": "RTE"}, {"accuracy": 60.0}) for n in ("post", "pre")},

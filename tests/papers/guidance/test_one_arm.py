@@ -13,6 +13,7 @@ from attnlab.data import load_tokeniser, train_wordpiece, write_store
 from papers.__main__ import main
 from papers.common.claims import HELD, NOT_HELD, NOT_TESTABLE, judge
 from papers.guidance.claims_arm import CLAIMS
+from papers.guidance.electra_arm import LEFT
 from papers.guidance.one_arm import PATTERNS, OneArm, guided_heads
 from papers.guidance.one_arm_tables import derived
 from tests.papers.common.test_smoke import write_glue
@@ -103,3 +104,20 @@ def test_an_arm_of_little_text(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert (tmp_path / "work" / "runs" / "oromo-post-ag-lr0.001-seed0" / "result.json").exists()
     assert main(["guidance-arm", *small, *places, "--glue", str(tmp_path)]) == 2
     assert "GLUE's tasks are English" in capsys.readouterr().err
+
+
+def test_an_electra_alone(corpus: Path, tmp_path: Path) -> None:
+    small = ["--steps", "3", "--tokens", "512", "--width", "16", "--layers", "3"]
+    places = ["--corpus", str(corpus), "--work", str(tmp_path / "work"), "--out", str(tmp_path / "r.json")]
+    assert main(["guidance-electra-arm", *small, *places]) == 0
+    assert main(["guidance-electra-arm", "--guided", *small, *places]) == 0
+    tables = json.loads((tmp_path / "r.json").read_text())["tables"]
+    assert {(row["guided"], row["left_at"]) for row in tables["arms"]} == {(True, None), (False, None)}
+    assert [row["step"] for row in tables["curves"] if row["guided"]] == [0, 1, 2, 3]
+    # A detector of a few updates tells no tokens apart: its loss is no lower than the entropy of their share.
+    assert all(row["loss"] > LEFT * row["plateau"] for row in tables["curves"])
+    verdict = judge(CLAIM["ag-electra-sooner"], {"guidance-electra": {"tables": tables}})
+    assert verdict.state == NOT_TESTABLE
+    assert verdict.reason == "1 of 1 unguided detectors never left the plateau in 3 updates"
+    assert main(["guidance-electra-arm", *small, *places]) == 0
+    assert json.loads((tmp_path / "r.json").read_text())["tables"] == tables
