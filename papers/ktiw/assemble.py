@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from attnlab.evaluation.intervals import mean_interval
 from papers.common.folders import beside_paper
 from papers.common.row_store import Part, choose_rows, gather, make_results, merge_results, read_results, write_results
 from papers.ktiw.corpora import TITLES, Corpus, load_corpus, prepare, statistics
@@ -169,17 +170,20 @@ def compute_areas(out: Path | str) -> dict[str, Any]:
 
 
 def _areas(tables: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
-    """``figure_6_area``: the mean accuracy of each seed over its training, by the trapezoidal rule."""
+    """``figure_6_area``: the mean accuracy of each seed over its training, by the trapezoidal rule; and their means."""
     curves: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in tables.get("figure_6_curves", []):
         curves.setdefault((row["heads"], row["contexts"]), []).append(row)
-    rows = []
+    rows, averaged = [], []
     for (heads, contexts), points in curves.items():
         steps, accuracy = [row["step"] for row in points], np.array([row["accuracy"] for row in points])
         areas = np.diff(steps) @ (accuracy[1:] + accuracy[:-1]) / 2 / (steps[-1] - steps[0] or 1)
         labels = {"heads": heads, "contexts": contexts, "updates": steps[-1]}
         rows += [{**labels, "seed": seed, "area": round(float(area), 4)} for seed, area in enumerate(areas)]
-    return {"figure_6_area": rows} if rows else {}
+        mean, low, high, _ = mean_interval(areas.tolist())
+        ends = {"area": mean, "low": low, "high": high}
+        averaged.append({**labels, "seeds": len(areas)} | {k: v and round(v, 4) for k, v in ends.items()})
+    return {"figure_6_area": rows, "figure_6_area_means": averaged} if rows else {}
 
 
 def _learned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
