@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from papers.abc import PAPER
-from papers.abc.options import prepare_device, with_changes
-from papers.common.folders import Experiment, add_figures, add_out
+from papers.common.folders import Experiment, add_figures, add_out, with_changes
 
-__all__ = ["EXPERIMENTS"]
+__all__ = ["EXPERIMENTS", "prepare_device"]
 
 # The share of translators' time for training; the rest is for translating.
 TRAINING = 0.9
@@ -34,6 +34,16 @@ def _shared(parser: argparse.ArgumentParser, name: str, seconds: float) -> None:
         "--seconds", type=float, default=seconds, help="for training, and for translating (default: %(default)s)"
     )
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=JSON", help="settings other than the defaults")
+
+
+def prepare_device() -> None:
+    """Switches of a GPU, the same for all models that are compared."""
+    # Under NVIDIA's MPS a process has few queues by default, and the streams of its models would wait for each other.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "8")
+    import torch
+
+    # Products of float32 use the tensor cores.
+    torch.backends.cuda.matmul.allow_tf32 = True
 
 
 def _started(options: argparse.Namespace, module: Any, config: Any, label: str) -> Any:

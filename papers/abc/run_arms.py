@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from papers.abc import PAPER
-from papers.abc.options import prepare_device, with_changes
-from papers.common.folders import Experiment, add_out
+from papers.abc.run import prepare_device
+from papers.common.folders import Experiment, add_out, with_changes
 
 if TYPE_CHECKING:
     from papers.abc.lm_arm import LmArm
