@@ -31,8 +31,12 @@ __all__ = ["CLAIMS"]
 
 abc_claim = claims_of("abc", PAPER)
 
-# BLEU.
+# BLEU. The paper calls 0.3 little (Table 5), and seeds of our softmax attention deviate by nearly as much as this.
 WITHIN = 0.5
+# Table 5's own distance of the smallest memory, and what counts as nothing.
+LITTLE = 1.1 + WITHIN
+# "Did not converge": rows of the paper that did are within a tenth of the best, so that half of it is far below all.
+CONVERGED = 0.5
 CAPTIONS, SPANISH, NEWS = "multi30k-en-de", "tatoeba-es-en", "wmt10k-en-de"
 # Causal slots of a document for its cross slots.
 CAUSAL = {128: 64, 32: 16}
@@ -115,7 +119,7 @@ def _of_margin(low: float, high: float, within: float | None) -> Bounds:
     return within - max(sizes), within - (0.0 if low <= 0 <= high else min(sizes))
 
 
-def _smallest_memory(*, most: float = 1.5) -> Predicate:
+def _smallest_memory(*, most: float = LITTLE) -> Predicate:
     """How far the smallest memory (8-8) is behind the best of Table 5, over the seeds that both have."""
 
     def run(result: Result) -> Verdict:
@@ -163,7 +167,7 @@ CLAIMS = (
         "ABC_MLP with 32-32 slots beats Linformer and random control with as many.",
         "27.3 against 26.6, 25.7",
         all_of(*(_ahead(_mt("ABC_MLP", 32, 32), _mt(m, 32, 32)) for m in ("Linformer", "ABC_RD"))),
-        headline="ahead of both in translation",
+        headline="ahead of Linformer and random control in translation",
     ),
     abc_claim(
         "mt-beats-larger",
@@ -257,7 +261,7 @@ CLAIMS = (
         "mt-smallest-memory",
         "abc-mt",
         "Table 5",
-        "8-8 slots are only a little behind the best (1.5 BLEU).",
+        f"8-8 slots are only a little behind the best ({number(LITTLE)} BLEU).",
         "1.1 BLEU",
         _smallest_memory(),
     ),
@@ -283,7 +287,7 @@ CLAIMS = (
         "Table 7",
         "ReLU control with 32-8 slots does not converge.",
         "did not converge",
-        fails(_phi("MLP-ReLU", 8), _phi("MLP-exp", 8), below=0.5),
+        fails(_phi("MLP-ReLU", 8), _phi("MLP-exp", 8), below=CONVERGED),
     ),
     abc_claim(
         "mt-all-abc",
@@ -379,7 +383,7 @@ CLAIMS = (
         "Table 3b",
         "Translating documents, Linformer does not converge.",
         "did not converge",
-        unless(_linformer_still_falls, fails(_doc("Linformer", 128), _doc("ABC_MLP", 128), below=0.5)),
+        unless(_linformer_still_falls, fails(_doc("Linformer", 128), _doc("ABC_MLP", 128), below=CONVERGED)),
     ),
     abc_claim(
         "doc-mt-beats-agnostic-quarter",

@@ -10,9 +10,11 @@ from papers.common.cells import Cell, Missing, Result, averages, cell, mean_of
 from papers.common.claims import (
     Predicate,
     Verdict,
+    about_bounds,
     all_of,
     at_least,
     at_most,
+    between,
     claims_of,
     close,
     decide,
@@ -26,6 +28,18 @@ from papers.common.claims import (
 __all__ = ["CLAIMS"]
 
 abc_claim = claims_of("abc", PAPER)
+# Points. Linformer, which the paper does not call on par, is 1.1 behind at most.
+ON_PAR = 1.0
+# Points; an accuracy on RTE's 277 examples is known to so many, so that less cannot be told from noise.
+FAILING = 6.0
+# The share of a sound model's accuracy; the paper's rows that converged keep 0.97 or more.
+CONVERGED = 0.85
+# Nats: perplexity grows by a factor of e.
+LOST = 1.0
+# "Does not depend on the length": times of a batch differ by a few per cent from run to run.
+STEADY = 0.9
+# Exponents of the length: nearer to 1 than to 2, or not.
+LINEAR = 1.5
 
 
 def _glue(model: str, n: int | None, task: str, *, continued: bool = True) -> Cell:
@@ -58,7 +72,7 @@ def _at_longest(table: str, column: str, first: str, second: str, low: float, hi
 
 
 def _flat(model: str) -> Predicate:
-    """Tokens per second at the greatest length are at least 0.8 of those at the smallest."""
+    """Tokens per second at the greatest length are at least ``STEADY`` of those at the smallest."""
 
     def run(result: Result) -> Verdict:
         every = averages(result, "figure_1", "tokens_per_second", "model", "length")
@@ -66,7 +80,7 @@ def _flat(model: str) -> Predicate:
         if len(speeds) < 2:
             raise Missing(f"table figure_1 needs at least two lengths of {model}")
         kept = speeds[max(speeds)] / speeds[min(speeds)]
-        return decide(kept - 0.8, f"{model} keeps {number(kept)} of its speed", None, equal_holds=True)
+        return decide(kept - STEADY, f"{model} keeps {number(kept)} of its speed", None, equal_holds=True)
 
     return Predicate(run, (cell("figure_1", "tokens_per_second", model=model),))
 
@@ -79,7 +93,7 @@ def _tasks_see_nothing(result: Result) -> str | None:
         for (model, n, continued, task), value in accuracy.items()
         if (model, n, continued) == ("ABC_MLP", 128, False) and ("RoBERTa-Ours", None, True, task) in accuracy
     ]
-    if not behind or max(behind) > 5:
+    if not behind or max(behind) > FAILING:
         return None
     return f"converted, not continued, ABC_MLP is {max(behind):.1f} points behind at most: the tasks see no difference"
 
@@ -107,7 +121,7 @@ MASKED_LM = (
         "91.5 against 91.4 on average",
         unless(
             _tasks_see_nothing,
-            _tasks(lambda t: close(_glue("ABC_MLP", 128, t), _glue("RoBERTa-Ours", None, t), within=1.0)),
+            _tasks(lambda t: close(_glue("ABC_MLP", 128, t), _glue("RoBERTa-Ours", None, t), within=ON_PAR)),
         ),
     ),
     abc_claim(
@@ -118,18 +132,17 @@ MASKED_LM = (
         "91.5 against 90.8 on average",
         unless(
             _tasks_see_nothing,
-            _tasks(lambda t: more(_glue("ABC_MLP", 128, t), _glue("Linformer", 128, t)), share=0.75),
+            _tasks(lambda t: more(_glue("ABC_MLP", 128, t), _glue("Linformer", 128, t))),
         ),
     ),
     abc_claim(
         "mlm-fails-without-continuing",
         "abc-mlm",
         "Section 5.3",
-        "Without continued pretraining every converted model fails (5 points below the unconverted one).",
+        "Without continued pretraining every converted model fails (6 points below the unconverted one).",
         "all fail",
         _tasks(
-            lambda t: more(_glue("RoBERTa-Ours", None, t), _glue("ABC_MLP", 128, t, continued=False), margin=5.0),
-            share=0.6,
+            lambda t: more(_glue("RoBERTa-Ours", None, t), _glue("ABC_MLP", 128, t, continued=False), margin=FAILING),
         ),
     ),
     abc_claim(
@@ -140,7 +153,7 @@ MASKED_LM = (
         "did not converge",
         unless(
             _tasks_see_nothing,
-            _tasks(lambda t: fails(_glue("ABC_RD", 128, t), _glue("RoBERTa-Ours", None, t), below=0.85), share=0.6),
+            _tasks(lambda t: fails(_glue("ABC_RD", 128, t), _glue("RoBERTa-Ours", None, t), below=CONVERGED)),
         ),
     ),
     abc_claim(
@@ -167,7 +180,7 @@ MASKED_LM = (
         "",
         all_of(
             *(
-                more(_masked(m, 128, continued=False), _masked("RoBERTa-Ours", None, continued=False), margin=1.0)
+                more(_masked(m, 128, continued=False), _masked("RoBERTa-Ours", None, continued=False), margin=LOST)
                 for m in ("ABC_MLP", "Linformer", "ABC_RD")
             )
         ),
@@ -200,7 +213,8 @@ MASKED_LM = (
         "Section 4",
         "Learned control adds about one per cent of the parameters.",
         "about 1 %",
-        at_most(cell("parameters", "extra_share", model="ABC_MLP", n=128), 0.011),
+        # What rounds to one per cent.
+        between(cell("parameters", "extra_share", model="ABC_MLP", n=128), 0.005, 0.015),
     ),
 )
 
@@ -227,7 +241,7 @@ DECODING = (
         "Figure 1",
         "ABC_MLP decodes about 1.25 times faster than RFA.",
         "1.25 times",
-        _at_longest("figure_1", "tokens_per_second", "ABC_MLP", "RFA", 1.1, 1.5),
+        _at_longest("figure_1", "tokens_per_second", "ABC_MLP", "RFA", *about_bounds(1.25)),
     ),
     abc_claim(
         "decoding-t2r-faster",
@@ -235,7 +249,7 @@ DECODING = (
         "Section 6",
         "T2R decodes about 20 % faster than ABC_MLP.",
         "1.2 times",
-        _at_longest("figure_1", "tokens_per_second", "T2R", "ABC_MLP", 1.05, 1.4),
+        _at_longest("figure_1", "tokens_per_second", "T2R", "ABC_MLP", *about_bounds(1.2)),
     ),
     abc_claim(
         "decoding-memory",
@@ -243,7 +257,7 @@ DECODING = (
         "Figure 2",
         "ABC_MLP needs less memory for decoding than softmax attention.",
         "less",
-        _at_longest("figure_2", "memory", "ABC_MLP", "softmax", 0.0, 0.9),
+        _at_longest("figure_2", "memory", "ABC_MLP", "softmax", 0.0, 1.0),
     ),
     abc_claim(
         "linear-time",
@@ -252,8 +266,8 @@ DECODING = (
         "The time for a sequence grows linearly with its length; with softmax attention, quadratically.",
         "exponents 1 and 2",
         all_of(
-            at_most(cell("exponents", "exponent", model="ABC_MLP", quantity="time"), 1.2),
-            at_least(cell("exponents", "exponent", model="softmax", quantity="time"), 1.5),
+            at_most(cell("exponents", "exponent", model="ABC_MLP", quantity="time"), LINEAR),
+            at_least(cell("exponents", "exponent", model="softmax", quantity="time"), LINEAR),
         ),
     ),
 )

@@ -38,10 +38,15 @@ __all__ = [
     "NOTES",
     "TABLES",
     "AbcLmConfig",
+    "Batches",
+    "LmRun",
+    "LmTraining",
     "Variant",
     "build",
     "derived",
+    "held_out_loss",
     "run_table",
+    "start_from_trained",
 ]
 
 # Updates between evaluations of the held-out loss.
@@ -87,7 +92,7 @@ def run_table(
     seeds = [s for s in config.seeds if not all(part.has(table, model=v.model, n=v.n, seed=s) for v in variants)]
     if not seeds:
         return
-    training = _Training(table, config, part, WikiCorpus(corpus))
+    training = LmTraining(table, config, part, WikiCorpus(corpus))
     runs = [training.run(v, seed) for seed in seeds for v in variants]
     with ExitStack() as stack:
         for run in runs:
@@ -98,7 +103,7 @@ def run_table(
         training.score(runs)
 
 
-def _train_in_turn(training: _Training, runs: Sequence[_Run], *, steps: int | None, ends: float) -> None:
+def _train_in_turn(training: LmTraining, runs: Sequence[LmRun], *, steps: int | None, ends: float) -> None:
     """Train the models that start from scratch, then those that start from one of them, until the time ``ends``."""
     from_scratch = [run for run in runs if run.variant.start is None]
     continued = [run for run in runs if run.variant.start is not None]
@@ -106,12 +111,12 @@ def _train_in_turn(training: _Training, runs: Sequence[_Run], *, steps: int | No
     seconds = (ends - time.monotonic()) / (1 + share * len(continued) / len(from_scratch))
     fitted = training.train(from_scratch, steps=steps, seconds=seconds)
     if continued:
-        _start_from_trained(continued, from_scratch)
+        start_from_trained(continued, from_scratch)
         updates = max(1, round(share * fitted.steps))
         training.train(continued, steps=updates, seconds=ends - time.monotonic())
 
 
-def _start_from_trained(runs: Sequence[_Run], trained: Sequence[_Run]) -> None:
+def start_from_trained(runs: Sequence[LmRun], trained: Sequence[LmRun]) -> None:
     """Give each model the weights of the trained one that it starts from, of its seed; those of its features stay."""
     states = {(run.variant.model, run.seed): run.model.state_dict() for run in trained}
     for run in runs:
@@ -121,7 +126,7 @@ def _start_from_trained(runs: Sequence[_Run], trained: Sequence[_Run]) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class _Training:
+class LmTraining:
     """The models of a table: how they are trained and scored, and where their rows go."""
 
     table: str
@@ -129,21 +134,21 @@ class _Training:
     part: Part
     stores: WikiCorpus
 
-    def run(self, v: Variant, seed: int) -> _Run:
+    def run(self, v: Variant, seed: int) -> LmRun:
         """An untrained model of the table, on the device."""
         vocab = -(-self.stores.tokeniser().vocab_size // 64) * 64
-        return _Run(v, seed, build(self.config, self.table, v, vocab=vocab, seed=seed).to(best_device()))
+        return LmRun(v, seed, build(self.config, self.table, v, vocab=vocab, seed=seed).to(best_device()))
 
-    def train(self, runs: Sequence[_Run], *, steps: int | None, seconds: float) -> Fitted:
+    def train(self, runs: Sequence[LmRun], *, steps: int | None, seconds: float) -> Fitted:
         """Train models side by side, with their held-out losses during training and their sizes at the end."""
-        valid = self._windows("valid", context=0)[0]
+        valid = self.windows("valid", context=0)[0]
 
         def on_pause(step: int) -> None:
             if step % CURVE == 0:
                 for run in runs:
-                    self._note_loss(run, valid, step)
+                    self.note_loss(run, valid, step)
 
-        sources = {seed: self._source(seed) for seed in dict.fromkeys(run.seed for run in runs)}
+        sources = {seed: self.source(seed) for seed in dict.fromkeys(run.seed for run in runs)}
         fitted = fit(
             {run.key: run.model for run in runs},
             {run.key: sources[run.seed] for run in runs},
@@ -157,35 +162,36 @@ class _Training:
             on_pause=on_pause,
         )
         for run in runs:
-            self._note_size(run, fitted)
-            self._note_loss(run, valid, fitted.steps)
+            self.note_size(run, steps=fitted.steps, seconds=fitted.seconds)
+            self.note_loss(run, valid, fitted.steps)
         return fitted
 
-    def score(self, runs: Sequence[_Run]) -> None:
+    def score(self, runs: Sequence[LmRun]) -> None:
         """The perplexities of all models on both held-out sets, with every context that the table has."""
         shallow = self.table == "table_2a"
         for context in self.config.contexts if shallow else (self.config.deep_context,):
-            test, tokens_per_word = self._windows("wikitext103-test", context=context)
-            dev, dev_tokens_per_word = self._windows("wikitext103-valid", context=context)
+            test, tokens_per_word = self.windows("wikitext103-test", context=context)
+            dev, dev_tokens_per_word = self.windows("wikitext103-valid", context=context)
             for run in runs:
-                score = _loss(run.model, test)
+                score = held_out_loss(run.model, test)
                 self.part.row(
                     self.table,
                     **run.labels,
                     **({"context": context} if shallow else {}),
                     perplexity=math.exp(score.loss * tokens_per_word),
-                    perplexity_dev=math.exp(_loss(run.model, dev).loss * dev_tokens_per_word),
+                    perplexity_dev=math.exp(held_out_loss(run.model, dev).loss * dev_tokens_per_word),
                     perplexity_per_token=score.perplexity(),
                     loss=score.loss,
                     predicted=score.tokens,
                 )
 
-    def _source(self, seed: int) -> CausalSource:
+    def source(self, seed: int) -> CausalSource:
+        """The batches of a seed."""
         specials = self.stores.tokeniser().specials
         blocks = Blocks(self.stores.store("train"), specials, length=self.config.length, form="stream", seed=seed)
         return CausalSource(blocks, self.config.batch, seed=seed)
 
-    def _windows(self, name: str, *, context: int) -> tuple[_Batches, float]:
+    def windows(self, name: str, *, context: int) -> tuple[Batches, float]:
         """(the windows of a store, its tokens per word); unknown words count on neither side."""
         config, specials, store = self.config, self.stores.tokeniser().specials, self.stores.store(name)
         assert specials.eos is not None
@@ -196,38 +202,45 @@ class _Training:
         ratio = 1.0 if words is None else int((labels[:, 1:] != IGNORED).sum()) / words
         every = config.eval_every if context > config.length // 2 else 1
         chosen = slice(None, None if config.eval_rows is None else every * config.eval_rows, every)
-        return _Batches(tokens[chosen], labels[chosen], config.eval_batch, best_device()), ratio
+        return Batches(tokens[chosen], labels[chosen], config.eval_batch, best_device()), ratio
 
-    def _note_loss(self, run: _Run, valid: _Batches, step: int) -> None:
-        self.part.row("curves", setting=self.table, **run.labels, step=step, loss=_loss(run.model, valid).loss)
+    def note_loss(self, run: LmRun, valid: Batches, step: int) -> None:
+        """A point of a model's curve."""
+        self.part.row("curves", setting=self.table, **run.labels, step=step, loss=held_out_loss(run.model, valid).loss)
 
-    def _note_size(self, run: _Run, fitted: Fitted) -> None:
-        tokens = fitted.steps * self.config.batch * self.config.length
+    def note_size(self, run: LmRun, *, steps: int, seconds: float) -> None:
+        """The row of a trained model: how large it is, and how long it learned."""
+        tokens = steps * self.config.batch * self.config.length
         parameters = parameter_count(run.model)
         inner = parameters - run.model.tokens.weight.numel()  # type: ignore[operator]
         self.part.row(
-            "training", setting=self.table, **run.labels, steps=fitted.steps, tokens=tokens,
-            seconds=round(fitted.seconds, 1), parameters=parameters, without_embeddings=inner,
+            "training", setting=self.table, **run.labels, steps=steps, tokens=tokens,
+            seconds=round(seconds, 1), parameters=parameters, without_embeddings=inner,
             tokens_per_parameter=tokens / inner, **({"start": run.variant.start} if run.variant.start else {}),
         )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
-class _Run:
+class LmRun:
+    """A model of a table, and its seed."""
+
     variant: Variant
     seed: int
     model: Transformer
 
     @property
     def key(self) -> str:
+        """A name for the model among those of all seeds."""
         return f"{self.variant.key}/{self.seed}"
 
     @property
     def labels(self) -> dict[str, Any]:
+        """The columns that name it."""
         return {"model": self.variant.model, "n": self.variant.n, "seed": self.seed}
 
 
-def _loss(model: Transformer, windows: _Batches) -> Score:
+def held_out_loss(model: Transformer, windows: Batches) -> Score:
+    """The model's loss on held-out windows."""
     training = model.training
     with torch.autocast(windows.device.type, torch.bfloat16, enabled=windows.device.type == "cuda"), uncompiled():
         score = causal_loss(model.eval(), windows)  # type: ignore[arg-type]
@@ -303,7 +316,9 @@ def _trained(tables: dict[str, Rows], table: str) -> Rows:
 
 
 @dataclass(frozen=True, eq=False)
-class _Batches:
+class Batches:
+    """Windows of tokens with their labels, some at once, on a device."""
+
     tokens: np.ndarray
     labels: np.ndarray
     size: int

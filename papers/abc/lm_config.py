@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from attnlab.training import Recipe
 
-__all__ = ["CONFIGS", "KEYS", "NAME", "NOTES", "TABLES", "AbcLmConfig", "Variant", "variants_of"]
+__all__ = ["CONFIGS", "KEYS", "NAME", "NOTES", "TABLES", "AbcLmConfig", "Variant", "tables_of", "variants_of"]
 
 NAME = "abc-lm"
 KEYS = {
@@ -109,6 +109,20 @@ CONFIGS = {
         streams=1,
         eval_batch=8,
     ),
+    # One model at a time, and long (abc-lm-arm). Both tables have the same depth, so that their BASE and their ABC_MLP
+    # are one training; ELU's memory, as wide as a head, is the paper's.
+    "arm": AbcLmConfig(
+        width=512,
+        heads=4,
+        layers=6,
+        deep_layers=6,
+        layer_dropout=0.0,
+        batch=64,
+        recipe=Recipe(lr=1e-3, betas=(0.9, 0.98)),
+        warmup=1000,
+        t2r_pretrained=True,
+        streams=1,
+    ),
 }
 
 
@@ -132,6 +146,16 @@ TABLES: dict[str, tuple[Variant, ...]] = {
 }
 # The paper's T2R, which is not trained from scratch as the others are.
 T2R_PRETRAINED = Variant("T2R-pretrained", 64, "t2r:features=64", start="BASE")
+
+
+def tables_of(key: str) -> dict[str, Variant]:
+    """The tables that have a row of this key, such as ABC_MLP-64, with the row."""
+    rows = {table: [*some, *((T2R_PRETRAINED,) if table == "table_2b" else ())] for table, some in TABLES.items()}
+    found = {table: v for table, some in rows.items() for v in some if v.key == key}
+    if not found:
+        known = dict.fromkeys(v.key for some in rows.values() for v in some)
+        raise ValueError(f"Table 2 has no row {key!r}; it has {', '.join(known)}")
+    return found
 
 
 def variants_of(table: str, config: AbcLmConfig) -> list[Variant]:

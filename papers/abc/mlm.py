@@ -40,7 +40,22 @@ from papers.common.wiki_corpus import WikiCorpus
 from papers.effective.glue import TASKS, encode, read_glue
 from papers.value_aware.training import uncompiled
 
-__all__ = ["CONFIGS", "KEYS", "NAME", "NOTES", "VARIANTS", "AbcMlmConfig", "Variant", "measure_speed", "run_mlm"]
+__all__ = [
+    "CONFIGS",
+    "KEYS",
+    "NAME",
+    "NOTES",
+    "VARIANTS",
+    "AbcMlmConfig",
+    "Variant",
+    "converted",
+    "dense",
+    "derived",
+    "fine_tune",
+    "masked_loss",
+    "measure_speed",
+    "run_mlm",
+]
 
 NAME = "abc-mlm"
 KEYS = {
@@ -140,7 +155,7 @@ def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part
     device = best_device()
     loaded = load_model(model)
     base = from_bert(loaded.model).to(device)
-    before = {v.key: _converted(base, v) for v in VARIANTS}
+    before = {v.key: converted(base, v) for v in VARIANTS}
     models = {key: copy.deepcopy(m) for key, m in before.items()}
     stores = WikiCorpus(corpus)
     tokeniser = stores.tokeniser()
@@ -153,7 +168,7 @@ def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part
             part.row("curves", model=v.model, n=v.n, seed=config.seed, step=step, loss=loss)
 
     fused = config.compile and device.type == "cuda"
-    with _dense(models.values()), compiled_parts(models.values()) if fused else nullcontext():
+    with dense(models.values()), compiled_parts(models.values()) if fused else nullcontext():
         fitted = fit(
             models,
             MlmSource(blocks, config.batch, vocab_size=tokeniser.vocab_size, seed=config.seed),
@@ -169,7 +184,7 @@ def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part
     part.row("training", part="continued", steps=fitted.steps, tokens=tokens, seconds=round(fitted.seconds, 1))
     for v in VARIANTS:
         for continued, some in ((False, before), (True, models)):
-            with _dense([some[v.key]]):
+            with dense([some[v.key]]):
                 loss = masked_loss(some[v.key], stores, config)
             part.row("pretraining", model=v.model, n=v.n, continued=continued, loss=loss)
             part.row("curves", model=v.model, n=v.n, seed=config.seed, step=fitted.steps if continued else 0, loss=loss)
@@ -182,20 +197,22 @@ def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part
         left = seconds - (time.monotonic() - began)
         if left > 0:
             mine = left * shares[i] / sum(shares[i:])
-            _fine_tune(task, config, every, loaded.tokenizer, glue, part, seconds=mine)
+            fine_tune(task, config, every, loaded.tokenizer, glue, part, seconds=mine)
         else:
             part.fact(f"not fine-tuned: {task}", "no time was left")
 
 
 @contextmanager
-def _dense(models: Iterable[Transformer]) -> Iterator[None]:
+def dense(models: Iterable[Transformer]) -> Iterator[None]:
+    """Inside, the models' slots run in the dense form."""
     with ExitStack() as stack:
         for model in models:
             stack.enter_context(dense_attention(model))
         yield
 
 
-def _converted(base: Transformer, variant: Variant) -> Transformer:
+def converted(base: Transformer, variant: Variant) -> Transformer:
+    """A copy of the model with the attention of a row."""
     if variant.spec == SOFTMAX:
         return copy.deepcopy(base)
     return convert(base, variant.spec, copy=True)
@@ -217,7 +234,7 @@ def masked_loss(model: Transformer, stores: WikiCorpus, config: AbcMlmConfig) ->
     return total / count
 
 
-def _fine_tune(
+def fine_tune(
     task: str,
     config: AbcMlmConfig,
     encoders: Mapping[tuple[Variant, bool], Transformer],
@@ -225,8 +242,10 @@ def _fine_tune(
     glue: Path,
     part: Part,
     *,
-    seconds: float,
+    seconds: float | None,
+    label: str | None = None,
 ) -> None:
+    """Fine-tune encoders on a task, with all seeds; for all epochs, or in ``seconds``. ``label`` names the training."""
     began = time.monotonic()
     rows = {split: read_glue(glue, TASKS[task], split)[: config.tune_limit] for split in ("train", "dev")}
     examples = {split: encode(some, tokenizer, length=config.tune_length) for split, some in rows.items()}
@@ -234,13 +253,15 @@ def _fine_tune(
     tuning = Tuning(
         batch=config.tune_batch * (4 if TASKS[task].large else 1), length=config.tune_length, lr=config.tune_lr,
         epochs=config.epochs_of(task), streams=config.tune_streams, half=False, classes=TASKS[task].classes,
-        seconds=0.9 * seconds - (time.monotonic() - began),
+        seconds=None if seconds is None else 0.9 * seconds - (time.monotonic() - began),
     )  # fmt: skip
     named = {f"{v.key}-{on}": encoder for (v, on), encoder in encoders.items()}
-    with _dense(encoders.values()):
+    with dense(encoders.values()):
         fitted, right = tune_seeds(named, examples, tuning, seeds=config.seeds)
     epochs = fitted.steps * tuning.batch / len(examples["train"])
-    part.row("training", part=task, steps=fitted.steps, tokens=None, epochs=epochs, seconds=round(fitted.seconds, 1))
+    part.row(
+        "training", part=label or task, steps=fitted.steps, tokens=None, epochs=epochs, seconds=round(fitted.seconds, 1)
+    )
     for (v, on), seed in product(encoders, config.seeds):
         accuracy = 100 * right[f"{v.key}-{on}", seed]
         part.row("table_4", model=v.model, n=v.n, continued=on, task=task, accuracy=accuracy, seed=seed)

@@ -5,13 +5,14 @@ Training leaves hypotheses as text; ``score`` reads them where sacrebleu is inst
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from papers.abc.differences import Comparison, differences, with_seeds
-from papers.abc.tables import Rows, curve_ends, means, spread, with_curves
+from papers.abc.tables import ALONE, Rows, curve_ends, means, run_of, spread, with_curves
 from papers.abc.translators import (
     CONFIGS,
     LONGEST,
@@ -187,11 +188,18 @@ def run_task(
     seconds: float,
     wanted: str = "3a",
     seeds: Sequence[int] = (0,),
+    alone: bool = False,
 ) -> None:
-    """Train some variants on one task side by side and write what they translate into ``out``."""
+    """Train some variants on one task side by side and write what they translate into ``out``.
+
+    With ``alone`` there is one variant, which has the config's updates however long they take.
+    """
+    if alone and len(variants_of(wanted)) > 1:
+        raise ValueError(f"--alone trains one model at a time, got {wanted}; name one, such as ABC_MLP-32-32")
+    label, seconds = (f"{ALONE}{wanted}", math.inf) if alone else (wanted, seconds)
     corpus = tokenised(read_task(TASKS[name], root), vocab=config.vocab)
     variants = {v: _searches(v) if name == PRIMARY else ["beam"] for v in variants_of(wanted)}
-    run_variants(variants, Training(name, corpus, config, part, label=wanted, seeds=seeds), out=out, seconds=seconds)
+    run_variants(variants, Training(name, corpus, config, part, label=label, seeds=seeds), out=out, seconds=seconds)
 
 
 def _searches(v: Variant) -> list[str]:
@@ -230,8 +238,8 @@ def _loss_tables(validation: Rows) -> dict[str, Rows]:
 def _side_by_side(validation: Rows, data: str) -> Rows:
     """The losses of models and seeds at the end of the run that trained most of them on a corpus."""
     mine = [row for row in validation if row["data"] == data]
-    size = Counter(label for label, _ in {(row["set"], row["variant"]) for row in mine})
-    ends = curve_ends([row for row in mine if row["set"] == max(size, key=size.__getitem__)])
+    size = Counter(label for label, _ in {(run_of(row["set"]), row["variant"]) for row in mine})
+    ends = curve_ends([row for row in mine if run_of(row["set"]) == max(size, key=size.__getitem__)])
     return [
         {"data": data, "variant": v.key, "model": v.model, "cross": v.cross, "causal": v.causal, "seed": end["seed"],
          "nll": end["nll"]}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,9 +15,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from papers.abc import PAPER
-from papers.common.folders import Experiment, add_figures, add_out
+from papers.common.folders import Experiment, add_figures, add_out, with_changes
 
-__all__ = ["EXPERIMENTS"]
+__all__ = ["EXPERIMENTS", "prepare_device"]
 
 # The share of translators' time for training; the rest is for translating.
 TRAINING = 0.9
@@ -37,32 +36,21 @@ def _shared(parser: argparse.ArgumentParser, name: str, seconds: float) -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=JSON", help="settings other than the defaults")
 
 
-def _with(config: Any, changes: list[str]) -> Any:
-    """The config with KEY=JSON changes; ``recipe.lr=1`` changes a setting of a setting."""
-    for change in changes:
-        key, _, text = change.partition("=")
-        outer, dot, inner = key.partition(".")
-        known = [f.name for f in dataclasses.fields(config)]
-        if outer not in known:
-            raise ValueError(f"{type(config).__name__} has no setting {outer!r}; it has {', '.join(known)}")
-        if dot:
-            config = dataclasses.replace(config, **{outer: _with(getattr(config, outer), [f"{inner}={text}"])})
-            continue
-        value = json.loads(text)
-        config = dataclasses.replace(config, **{outer: tuple(value) if isinstance(value, list) else value})
-    return config
-
-
-def _started(options: argparse.Namespace, module: Any, config: Any, label: str) -> Any:
-    """The part that a run writes into; settings and versions are noted beside it."""
+def prepare_device() -> None:
+    """Switches of a GPU, the same for all models that are compared."""
     # Under NVIDIA's MPS a process has few queues by default, and the streams of its models would wait for each other.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "8")
     import torch
 
+    # Products of float32 use the tensor cores.
+    torch.backends.cuda.matmul.allow_tf32 = True
+
+
+def _started(options: argparse.Namespace, module: Any, config: Any, label: str) -> Any:
+    """The part that a run writes into; settings and versions are noted beside it."""
     from papers.common.row_store import Part, begin_work
 
-    # Products of float32 use the tensor cores, for all models that are compared.
-    torch.backends.cuda.matmul.allow_tf32 = True
+    prepare_device()
     work = options.work[0]
     begin_work(work, dataclasses.asdict(config))
     return Part(work / f"part-{label}.json", keys=module.KEYS)
@@ -95,7 +83,7 @@ def _lm(options: argparse.Namespace) -> Path | None:
     from papers.abc import lm
 
     if not options.collect:
-        config = _with(lm.CONFIGS[options.config], options.set)
+        config = with_changes(lm.CONFIGS[options.config], options.set)
         part = _started(options, lm, config, "-".join([*options.tables, *(config.models or ())]))
         share = options.seconds / len(options.tables)
         for table in options.tables:
@@ -113,6 +101,8 @@ def _mt_arguments(parser: argparse.ArgumentParser) -> None:
         "--variants", nargs="+", default=["3a+quarter+5+7"],
         help="what is trained at once: sets (3a, 5, 7, quarter, few) and models (BASE, ABC_MLP-8-8, ...), joined by +",
     )  # fmt: skip
+    alone = "one model, with all its planned updates; such trainings are compared though they were run apart"
+    parser.add_argument("--alone", action="store_true", help=alone)
     _seeds(parser)
 
 
@@ -123,14 +113,14 @@ def _seeds(parser: argparse.ArgumentParser) -> None:
 def _mt(options: argparse.Namespace) -> Path | None:
     from papers.abc import mt
 
-    config = _with(mt.CONFIGS[options.config], options.set)
+    config = with_changes(mt.CONFIGS[options.config], options.set)
     if not options.collect:
         runs = [(t, v) for t in options.task for v in options.variants]
         part = _started(options, mt, config, "-".join([*options.task, *options.variants, *map(str, options.seed)]))
         for (task, variants), seconds in _in_time(runs, options.seconds):
             mt.run_task(
                 task, config, root=options.data, part=part, out=options.work[0], seconds=seconds, wanted=variants,
-                seeds=options.seed,
+                seeds=options.seed, alone=options.alone,
             )  # fmt: skip
     return _scored(options, mt, lambda works: mt.score(works, options.data))
 
@@ -145,7 +135,7 @@ def _doc_arguments(parser: argparse.ArgumentParser) -> None:
 def _doc(options: argparse.Namespace) -> Path | None:
     from papers.abc import doc_mt
 
-    config = _with(doc_mt.CONFIGS[options.config], options.set)
+    config = with_changes(doc_mt.CONFIGS[options.config], options.set)
     if not options.collect:
         part = _started(options, doc_mt, config, "-".join(map(str, options.seed)))
         doc_mt.run_documents(
@@ -200,7 +190,7 @@ def _mlm(options: argparse.Namespace) -> Path | None:
     if options.config == "paper" and options.model is None and not (options.collect or options.speed):
         raise ValueError("--config paper converts a BERT masked LM of RoBERTa-base's size: name its folder by --model")
     if not options.collect:
-        config = _with(mlm.CONFIGS[options.config], options.set)
+        config = with_changes(mlm.CONFIGS[options.config], options.set)
         part = _started(options, mlm, config, f"speed-{options.length}" if options.speed else "mlm")
         if options.speed:
             mlm.measure_speed(part, batch=options.batch, length=options.length, repeats=options.repeats)
@@ -220,7 +210,7 @@ def _decoding(options: argparse.Namespace) -> Path | None:
     from papers.abc import decoding
 
     if not options.collect:
-        config = _with(decoding.CONFIGS[options.config], options.set)
+        config = with_changes(decoding.CONFIGS[options.config], options.set)
         decoding.run_decoding(config, part=_started(options, decoding, config, "decoding"))
     return _collected(options, decoding)
 
@@ -244,7 +234,7 @@ def _distill(options: argparse.Namespace) -> Path | None:
     from papers.abc import distillation
 
     if not options.collect:
-        config = _with(distillation.AbcDistillConfig(seconds=options.seconds), options.set)
+        config = with_changes(distillation.AbcDistillConfig(seconds=options.seconds), options.set)
         name = "sampled" if options.sampled else "masked"
         part = _started(options, distillation, config, f"{name}-{'rates' if options.rates else config.seed}")
         folder = options.model or SHIPPED
@@ -294,7 +284,7 @@ def _settings(module: str, configs: str = "CONFIGS") -> Callable[[argparse.Names
         import importlib
 
         known = getattr(importlib.import_module(f"papers.abc.{module}"), configs)
-        return dataclasses.asdict(_with(known[options.config], options.set))
+        return dataclasses.asdict(with_changes(known[options.config], options.set))
 
     return settings
 
@@ -322,6 +312,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _mt,
         "--data data --work runs/abc-mt --seed 0 1 2",
         more={
+            "one model and one seed": "--data data --variants ABC_MLP-32-32 --seed 3 --alone --work runs/abc-mt-alone",
             "on other corpora": "--data data --task tatoeba-es-en wmt10k-en-de --variants few --work runs/abc-mt-few",
             "the longer run": "--data data --variants 3a+quarter+ABC_MLP-16-8+ABC_MLP-16-16+ABC_MLP-64-8+ABC_MLP-64-64 "
             "--seed 20 --set tokens=4096 lr=0.003 'schedule=\"linear\"' half=false 'widths=[20, 28, 40, 60]' "

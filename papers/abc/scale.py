@@ -8,7 +8,7 @@ from typing import Any
 from papers.common.cells import Cell, Result
 from papers.common.scale import millions, span
 
-__all__ = ["SCALES", "SECONDS"]
+__all__ = ["EXACT_LMS", "SCALES", "SECONDS"]
 
 CAPTIONS = "multi30k-en-de"
 
@@ -49,7 +49,7 @@ def _mlm(result: Result, wanted: Cell) -> str:
     table = wanted.table
     if table in ("speed", "parameters"):
         return "RoBERTa-base's sizes, inference"
-    rows = [row for row in _training(result) if row["part"] == "continued"]
+    rows = [row for row in _training(result) if row["part"].startswith("continued")]
     tuned = [row["epochs"] for row in _training(result) if row.get("epochs")]
     text = f"the shipped masked LM, continued for {millions(row['tokens'] for row in rows)} tokens"
     return f"{text}, fine-tuned for {span(tuned)} epochs" if table == "table_4" else text
@@ -67,6 +67,15 @@ SCALES: dict[str, Callable[[Result, Cell], str]] = {
     "abc-mlm": _mlm,
     "abc-decoding": _decoding,
 }
+
+
+def _base(result: Result, table: str) -> list[dict[str, Any]]:
+    own = table.removesuffix("_means")
+    rows = (result.get("tables") or {}).get(own, []) if own in ("table_2a", "table_2b") else []
+    return [row for row in rows if row["model"] == "BASE"]
+
+
+EXACT_LMS: dict[str, Callable[[Result, str], list[dict[str, Any]]]] = {"abc-lm": _base}
 
 
 def _lm_seconds(result: Result) -> float | None:

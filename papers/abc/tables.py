@@ -14,6 +14,7 @@ import numpy as np
 from attnlab.pages.numbers import number
 
 __all__ = [
+    "ALONE",
     "FLAT",
     "Rows",
     "ValidationCurves",
@@ -21,6 +22,7 @@ __all__ = [
     "curves",
     "curves_of",
     "means",
+    "run_of",
     "sets_of",
     "spread",
     "still_falling",
@@ -127,12 +129,25 @@ def curves_of(rows: Rows, *, data: str | None = None) -> dict[str, ValidationCur
     return curves
 
 
+# How the label of a training begins that had one model and a planned number of updates, whatever the time.
+ALONE = "alone: "
+
+
+def run_of(label: str) -> str:
+    """What trainings share that may be compared: the run, or that each was alone and had its planned updates.
+
+    >>> run_of("alone: BASE") == run_of("alone: ABC_MLP-8-8"), run_of("3a+quarter")
+    (True, '3a+quarter')
+    """
+    return ALONE if label.startswith(ALONE) else label
+
+
 def sets_of(rows: Rows, *, data: str | None = None) -> dict[str, dict[int, str]]:
     """The set of models that each was trained with, by seed; of several trainings, the last."""
     sets: dict[str, dict[int, str]] = {}
     for row in rows:
         if data in (None, row["data"]) and "set" in row:
-            sets.setdefault(row["variant"], {})[row["seed"]] = row["set"]
+            sets.setdefault(row["variant"], {})[row["seed"]] = run_of(row["set"])
     return sets
 
 

@@ -28,9 +28,12 @@ __all__ = [
     "Claim",
     "Predicate",
     "Verdict",
+    "about",
+    "about_bounds",
     "all_of",
     "at_least",
     "at_most",
+    "between",
     "claims_of",
     "close",
     "compared",
@@ -208,6 +211,26 @@ def at_least(wanted: Cell, bound: float) -> Predicate:
     return _bounded(wanted, lambda value: value - bound)
 
 
+def about(wanted: Cell, times: float) -> Predicate:
+    """The ratio is about ``times``, within ``about_bounds``."""
+    return between(wanted, *about_bounds(times))
+
+
+def between(wanted: Cell, low: float, high: float) -> Predicate:
+    """The number lies between the bounds."""
+    return _bounded(wanted, lambda value: min(value - low, high - value))
+
+
+def about_bounds(times: float) -> Bounds:
+    """What counts as about so many times: nearer to it than to no difference, and no farther above it.
+
+    >>> about_bounds(2.0), about_bounds(1.25)
+    ((1.5, 2.5), (1.125, 1.375))
+    """
+    reach = abs(times - 1) / 2
+    return times - reach, times + reach
+
+
 def at_most(wanted: Cell, bound: float) -> Predicate:
     """The number is at most ``bound``."""
     return _bounded(wanted, lambda value: bound - value)
@@ -240,10 +263,19 @@ def fails(wanted: Cell, sound: Cell, *, below: float) -> Predicate:
 
 
 def unless(reason: Callable[[Result], str | None], test: Predicate) -> Predicate:
-    """The test, where ``reason`` finds nothing in the results for which they cannot decide it."""
+    """The test, where ``reason`` finds nothing in the results for which they cannot decide it.
+
+    The reason counts also where the test misses rows, which may be why they are missing.
+    """
 
     def run(result: Result) -> Verdict:
-        verdict = test(result)
+        try:
+            verdict = test(result)
+        except Missing:
+            why = reason(result)
+            if why is None:
+                raise
+            return Verdict(NOT_TESTABLE, reason=why)
         why = reason(result)
         return verdict if why is None else replace(verdict, state=NOT_TESTABLE, reason=why)
 

@@ -39,6 +39,7 @@ from attnlab.provenance import write_atomic
 from papers.common.data_sets import data_sets_in_markdown
 from papers.common.folders import experiments_in_markdown, load_results, result_folder
 from papers.common.ledger_page import claims_page, headline
+from papers.common.scale import undertrained
 from papers.common.sources import source_rows
 
 __all__ = ["fill_pages", "fill_tables", "markdown_table", "stale_pages"]
@@ -113,7 +114,8 @@ def _table(region: re.Match[str], root: Path) -> str:
     path = root / region["file"]
     if not path.exists():
         raise ValueError(f"{region['file']} does not exist; a table on the page names it")
-    tables = json.loads(path.read_text(encoding="utf-8")).get("tables") or {}
+    content = json.loads(path.read_text(encoding="utf-8"))
+    tables = content.get("tables") or {}
     if region["table"] not in tables:
         raise ValueError(f"{region['file']} has no table {region['table']}; it has {', '.join(tables) or 'none'}")
     options = dict(option.split("=", 1) for option in region["options"].split())
@@ -125,7 +127,9 @@ def _table(region: re.Match[str], root: Path) -> str:
     # A mark has no spaces, so that a name with spaces is written with underscores.
     named = [c for c in options.get("columns", "").split(",") if c]
     columns = [c if c in known else c.replace("_", " ") for c in named]
-    return region["open"] + markdown_table(rows, columns=columns) + "\n" + region["close"]
+    short = undertrained(path.stem, region["table"], content)
+    warning = "" if short is None else f"**{short}**\n\n"
+    return region["open"] + warning + markdown_table(rows, columns=columns) + "\n" + region["close"]
 
 
 def stale_pages(root: Path) -> dict[Path, str]:

@@ -10,7 +10,7 @@ import importlib.util
 import json
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -38,6 +38,7 @@ __all__ = [
     "modules",
     "paper_table",
     "result_folder",
+    "with_changes",
 ]
 
 # Where the results of the papers lie in the repository.
@@ -116,6 +117,22 @@ def add_figures(parser: argparse.ArgumentParser) -> None:
     """The options of a command that draws results as pictures."""
     parser.add_argument("--results", type=Path, default=Path("papers/results"), help="(default: %(default)s)")
     parser.add_argument("--out", type=Path, required=True, help="a folder for the pictures (svg)")
+
+
+def with_changes(config: Any, changes: list[str]) -> Any:
+    """The config with KEY=JSON changes; ``recipe.lr=1`` changes a setting of a setting."""
+    for change in changes:
+        key, _, text = change.partition("=")
+        outer, dot, inner = key.partition(".")
+        known = [f.name for f in fields(config)]
+        if outer not in known:
+            raise ValueError(f"{type(config).__name__} has no setting {outer!r}; it has {', '.join(known)}")
+        if dot:
+            config = replace(config, **{outer: with_changes(getattr(config, outer), [f"{inner}={text}"])})
+            continue
+        value = json.loads(text)
+        config = replace(config, **{outer: tuple(value) if isinstance(value, list) else value})
+    return config
 
 
 def command_of(name: str, experiment: Experiment) -> str:

@@ -113,14 +113,17 @@ def claims_page(results: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
 
 
 def headline(folder: str, results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The headline claims of a paper's folder with their verdicts as they stand, in one line."""
+    """The headline claims of a paper's folder as they stand: each with its verdict, its seeds and their scale."""
     verdicts = []
     for claim in claims_in(folder):
         if claim.headline:
             verdict = judge(claim, results)
-            runs = "" if verdict.state == NOT_RUN else f" ({_runs(verdict)})"
-            verdicts.append(f"{claim.headline}: **{verdict.state}**{runs}")
-    return "Headline claims as they stand: " + "; ".join(verdicts) + "."
+            # What was not run has a reason instead of a scale.
+            scale = verdict.reason if verdict.state == NOT_RUN else scale_of(claim, results.get(claim.results))
+            about = [scale] if verdict.state == NOT_RUN else [_runs(verdict), scale]
+            shown = ", ".join(part for part in about if part != MISSING)
+            verdicts.append(f"- {claim.headline}: **{verdict.state}** ({shown})")
+    return "\n".join(["Headline claims as they stand:", "", *verdicts])
 
 
 def claims_json(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:

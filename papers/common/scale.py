@@ -1,7 +1,8 @@
 """At which scale results were made, and what making them again costs, in words.
 
 A paper's folder says it in its scale.py: ``SCALES`` has for a results file a function of its content and of a cell that
-a claim reads, ``SECONDS`` one that adds up the recorded times of its trainings.
+a claim reads, ``SECONDS`` one that adds up the recorded times of its trainings, and ``EXACT_LMS`` one that finds the
+rows of a table which are language models with exact attention: they say whether the models were trained enough.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ from papers.common.cells import Result
 from papers.common.claims import Claim
 from papers.common.folders import folders, modules
 
-__all__ = ["cost_of", "millions", "scale_of", "span"]
+__all__ = ["cost_of", "millions", "scale_of", "span", "undertrained"]
+
+# Perplexity per piece of the 8k vocabulary on WikiText-103's test set above which a model with exact attention is
+# undertrained. It was set before models of more than four layers were trained.
+TRAINED = 60.0
 
 
 def scale_of(claim: Claim, result: Result | None) -> str:
@@ -24,8 +29,24 @@ def scale_of(claim: Claim, result: Result | None) -> str:
     if result is None or describe is None or not result.get("config"):
         return MISSING
     known = result.get("tables") or {}
-    scales = dict.fromkeys(describe(result, cell) for cell in claim.test.cells if cell.table in known)
-    return "; ".join(scales) or MISSING
+    cells = [cell for cell in claim.test.cells if cell.table in known]
+    scales = dict.fromkeys(describe(result, cell) for cell in cells)
+    short = any(undertrained(claim.results, cell.table, result) for cell in cells)
+    return ("; ".join(scales) or MISSING) + (", undertrained" if short else "")
+
+
+def undertrained(name: str, table: str, result: Result) -> str | None:
+    """Why the language models of a table are undertrained, by those with exact attention; None where they are not."""
+    find = _declared("EXACT_LMS").get(name)
+    rows = find(result, table) if find is not None else []
+    per_piece = [row["perplexity_per_token"] for row in rows if row.get("perplexity_per_token") is not None]
+    if not per_piece or max(per_piece) <= TRAINED:
+        return None
+    per_word = f", {span(row['perplexity'] for row in rows)} per word" if rows[0].get("perplexity") else ""
+    return (
+        f"Undertrained: with exact attention the models reach perplexity {span(per_piece)} per piece of the 8k "
+        f"vocabulary on WikiText-103's test set{per_word}; trained enough is at most {number(TRAINED)} per piece."
+    )
 
 
 def cost_of(name: str, result: Result) -> str:
@@ -57,9 +78,9 @@ def span(values: Iterable[float]) -> str:
     ('300 to 1,200', '5', '\u2013')
     """
     ends = sorted(set(values))
-    if not ends:
-        return MISSING
-    return number(ends[0]) if len(ends) == 1 else f"{number(ends[0])} to {number(ends[-1])}"
+    # Numbers that differ too little to be shown are one.
+    shown = list(dict.fromkeys(number(end) for end in ends[:: max(1, len(ends) - 1)]))
+    return " to ".join(shown) or MISSING
 
 
 def millions(values: Iterable[float]) -> str:

@@ -11,6 +11,7 @@ from papers.common.claims import (
     Claim,
     Predicate,
     Verdict,
+    about,
     all_of,
     at_least,
     at_most,
@@ -25,6 +26,12 @@ from papers.effective.config import PRETRAINED
 
 __all__ = ["CLAIMS"]
 
+# In as many tasks as in the paper, 4 of 5, where it is not all.
+AS_MANY = 0.8
+# Points; what changes by less the paper calls not notable: 4.8 at most in four tasks, and 11 in the fifth.
+NOTABLE = 5.0
+# Relative to the output's norm; of float32, with the sums of a head's keys.
+EXACT = 1e-5
 WORDS, NO_WORDS = ("noun", "pronoun", "verb"), ("sep", "cls", "punctuation")
 
 
@@ -51,7 +58,7 @@ class Maps:
     def identity(self) -> Predicate:
         """The output is that of standard attention, in every task."""
         column = "residual" if self.attention == "effective" else "authors_residual"
-        return everywhere("identity", "text", lambda text: at_most(cell("identity", column, text=text), 1e-5))
+        return everywhere("identity", "text", lambda text: at_most(cell("identity", column, text=text), EXACT))
 
     def patterns(self, pattern: str, form: Callable[[Cell, Cell], Predicate], *, share: float = 1.0) -> Predicate:
         """Effective against standard attention in every task, or in a share of them."""
@@ -89,7 +96,7 @@ class Maps:
         return everywhere(f"{table}{self.suffix}", "task", one)
 
     def words_gain(self) -> Predicate:
-        """In most tasks nouns, pronouns and verbs together take a larger share of what six token types get."""
+        """Nouns, pronouns and verbs together take a larger share of what six token types get."""
 
         def one(task: str) -> Predicate:
             cells = {s: [self.weight(task, t, standard=s) for t in (*WORDS, *NO_WORDS)] for s in (False, True)}
@@ -105,11 +112,11 @@ class Maps:
 
             return Predicate(run, tuple(c for wanted in cells.values() for c in wanted))
 
-        return everywhere(f"token_types{self.suffix}", "task", one, share=0.6)
+        return everywhere(f"token_types{self.suffix}", "task", one, share=AS_MANY)
 
 
 def _last_two_layers(attention: str) -> Predicate:
-    """In most tasks the two layers whose maps changed most (least similar) are the last two."""
+    """In every task the two layers whose maps changed most (least similar) are the last two."""
 
     def one(task: str) -> Predicate:
         cells = (cell("finetuning", "similarity", attention=attention, task=task),)
@@ -126,7 +133,7 @@ def _last_two_layers(attention: str) -> Predicate:
 
         return Predicate(run, cells)
 
-    return everywhere("finetuning", "task", one, share=0.6)
+    return everywhere("finetuning", "task", one)
 
 
 # Of the claims of Table 2.
@@ -158,14 +165,14 @@ def _on_patterns(maps: Maps) -> Iterator[Claim]:
         "Table 2",
         "Vertical + diagonal patterns are fewer in effective attention.",
         "15.2 to 2.8 % (RTE), in 4 of 5 tasks",
-        maps.patterns("vertical_diagonal", less, share=0.75),
+        maps.patterns("vertical_diagonal", less, share=AS_MANY),
     )
     yield _claim(
         "block-rises",
         "Table 2",
         "Block patterns are more in effective attention.",
         "4.5 to 32.6 % (RTE), in 4 of 5 tasks",
-        maps.patterns("block", more, share=0.75),
+        maps.patterns("block", more, share=AS_MANY),
         headline="more block patterns",
     )
     yield _claim(
@@ -180,7 +187,7 @@ def _on_patterns(maps: Maps) -> Iterator[Claim]:
         "Table 2",
         "The share of heterogeneous patterns does not change notably (5 points).",
         "45.1 to 40.3 % (RTE), in 4 of 5 tasks",
-        maps.patterns("heterogeneous", lambda a, b: close(a, b, within=5.0), share=0.75),
+        maps.patterns("heterogeneous", lambda a, b: close(a, b, within=NOTABLE), share=AS_MANY),
     )
 
 
@@ -190,7 +197,7 @@ def _on_tokens(maps: Maps) -> Iterator[Claim]:
         "Figure 1",
         "[SEP] loses weight when [CLS] is processed in the last layer.",
         "in 4 of 5 tasks",
-        maps.shrinks("sep", share=0.75),
+        maps.shrinks("sep", share=AS_MANY),
         headline="[SEP] loses weight",
     )
     yield _claim(
@@ -198,7 +205,7 @@ def _on_tokens(maps: Maps) -> Iterator[Claim]:
         "Figure 1",
         "Punctuation loses weight when [CLS] is processed in the last layer.",
         "in 4 of 5 tasks",
-        maps.shrinks("punctuation", share=0.75),
+        maps.shrinks("punctuation", share=AS_MANY),
     )
     yield _claim(
         "cls-stays",
@@ -220,7 +227,7 @@ def _on_tokens(maps: Maps) -> Iterator[Claim]:
         "Figures 5, 6",
         "Other tokens attend to [CLS] as before and to [SEP] less.",
         "in 5 of 5 tasks",
-        all_of(maps.steadier("to_token"), maps.shrinks("sep", table="to_token", share=0.75)),
+        all_of(maps.steadier("to_token"), maps.shrinks("sep", table="to_token", share=AS_MANY)),
     )
 
 
@@ -267,8 +274,8 @@ CLAIMS = (
             "alternative",
             "text",
             lambda text: all_of(
-                at_most(cell("alternative", "residual", text=text), 1e-5),
-                at_least(cell("alternative", "distance", text=text), 1e-3),
+                at_most(cell("alternative", "residual", text=text), EXACT),
+                at_least(cell("alternative", "distance", text=text), 100 * EXACT),
             ),
         ),
     ),
@@ -292,10 +299,7 @@ CLAIMS = (
         "Table 3",
         "Evaluation with effective attention by a full SVD takes about twice the time.",
         "2.0 times",
-        all_of(
-            at_least(cell("timing", "ratio", way="full-svd"), 1.5),
-            at_most(cell("timing", "ratio", way="full-svd"), 3.0),
-        ),
+        about(cell("timing", "ratio", way="full-svd"), 2.0),
     ),
     *_variants(),
 )

@@ -26,16 +26,18 @@ from papers.effective.glue import TASKS, encode, read_glue
 from papers.guidance.config import PAPER_LENGTH
 from papers.guidance.finetune import Words
 
-__all__ = ["ARM", "ARM_KEYS", "ARM_NAME", "OneArm", "guided_heads", "train_arm", "tune_arm"]
+__all__ = ["ARM", "ARM_KEYS", "ARM_NAME", "LITTLE_TEXT", "OneArm", "guided_heads", "train_arm", "tune_arm"]
 
 ARM_NAME = "guidance-arm"
 # The columns that identify an arm.
-ARM = ("norm", "guided", "lr", "seed")
+ARM = ("language", "norm", "guided", "lr", "seed")
 ARM_KEYS = {
     "arms": [*ARM],
     "curves": [*ARM, "step"],
     "finetuned_runs": [*ARM, "task", "tune_seed"],
 }
+# What an arm of little text has instead of the defaults, as in the study's part (f).
+LITTLE_TEXT = {"dropout": 0.1, "evaluations": 60}
 PATTERNS = ("next", "prev", "first", "period", "delim")
 
 
@@ -47,6 +49,8 @@ class OneArm:
     lr: float
     norm: Literal["post", "pre"] = "post"
     seed: int = 0
+    language: str = "english"
+    dropout: float = 0.0
     layers: int = 12
     width: int = 256
     heads: int = 4
@@ -71,7 +75,8 @@ class OneArm:
     @property
     def name(self) -> str:
         """The arm in one word, as its folder is called."""
-        return f"{self.norm}-{'ag' if self.guided else 'mlm'}-lr{self.lr:g}-seed{self.seed}"
+        where = "" if self.language == "english" else f"{self.language}-"
+        return f"{where}{self.norm}-{'ag' if self.guided else 'mlm'}-lr{self.lr:g}-seed{self.seed}"
 
     @property
     def labels(self) -> dict[str, Any]:
@@ -114,6 +119,7 @@ class OneArm:
                 layers=self.layers,
                 max_length=self.length,
                 norm=self.norm,
+                dropout=self.dropout,
                 embed_norm=self.norm == "post",
                 head="mlm",
             )

@@ -24,13 +24,13 @@ ARM_NOTES = {
 def derived(tables: Mapping[str, Rows]) -> dict[str, Rows]:
     """``convergence`` and ``finetuned``: the best arms, by seed."""
     arms = tables.get("arms", [])
-    best = [row for row in arms if row["lr"] == _best_rate(arms, row["norm"], row["guided"])]
+    best = [row for row in arms if row["lr"] == _best_rate(arms, row)]
     curves = {_key(row): _curve_of(tables.get("curves", []), row) for row in best}
-    plain = {(row["norm"], row["seed"]): row["loss"] for row in best if not row["guided"]}
+    plain = {_pair(row): row["loss"] for row in best if not row["guided"]}
     convergence = [
         {
-            **{name: row[name] for name in ("norm", "guided", "seed", "lr", "loss")},
-            "steps": _reached(curves[_key(row)], plain.get((row["norm"], row["seed"])), row),
+            **{name: row[name] for name in ("language", "norm", "guided", "seed", "lr", "loss")},
+            "steps": _reached(curves[_key(row)], plain.get(_pair(row)), row),
             "of_steps": row["steps"],
             "fell_at_end": _fall(curves[_key(row)]),
         }
@@ -41,12 +41,18 @@ def derived(tables: Mapping[str, Rows]) -> dict[str, Rows]:
 
 
 def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[name] for name in ("norm", "guided", "lr", "seed"))
+    return tuple(row[name] for name in ("language", "norm", "guided", "lr", "seed"))
 
 
-def _best_rate(arms: Rows, norm: str, guided: bool) -> float:
-    """The rate with the lowest loss on the first seed that was trained."""
-    own = [row for row in arms if (row["norm"], row["guided"]) == (norm, guided)]
+def _pair(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a guided arm and the unguided one that it is compared with have in common."""
+    return tuple(row[name] for name in ("language", "norm", "seed"))
+
+
+def _best_rate(arms: Rows, like: Mapping[str, Any]) -> float:
+    """The rate with the lowest loss on the first seed that was trained, of arms that differ in rate and seed only."""
+    same = ("language", "norm", "guided")
+    own = [row for row in arms if all(row[name] == like[name] for name in same)]
     first = min(row["seed"] for row in own)
     return min((row for row in own if row["seed"] == first), key=lambda row: row["loss"])["lr"]
 
@@ -70,9 +76,9 @@ def _fall(curve: Sequence[tuple[int, float]]) -> float | None:
 
 
 def _tuned(rows: Rows, best: set[tuple[Any, ...]]) -> Rows:
+    names = ("language", "norm", "guided", "task", "seed")
     groups: dict[tuple[Any, ...], list[float]] = {}
     for row in rows:
         if _key(row) in best:
-            groups.setdefault((row["norm"], row["guided"], row["task"], row["seed"]), []).append(row["accuracy"])
-    names = ("norm", "guided", "task", "seed")
+            groups.setdefault(tuple(row[name] for name in names), []).append(row["accuracy"])
     return [{**dict(zip(names, key, strict=True)), "accuracy": fmean(v), "runs": len(v)} for key, v in groups.items()]

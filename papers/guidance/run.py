@@ -125,7 +125,11 @@ def _arm_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=32_768, help="of a batch (default: %(default)s)")
     parser.add_argument("--width", type=int, default=256, help="(default: %(default)s)")
     parser.add_argument("--layers", type=int, default=12, help="(default: %(default)s)")
-    parser.add_argument("--corpus", type=Path, required=True, help="the folder that wiki-corpus wrote")
+    languages = ("english", "oromo", "tagalog")
+    parser.add_argument("--language", choices=languages, default="english", help="(default: %(default)s)")
+    parser.add_argument(
+        "--corpus", type=Path, required=True, help="the folder that wiki-corpus wrote, or that of the other language"
+    )
     parser.add_argument("--glue", type=Path, help="the folder of GLUE's tasks (default: no fine-tuning)")
     parser.add_argument("--tune-epochs", type=float, help="over every task's training set (default: 3 to 8)")
     parser.add_argument(
@@ -140,11 +144,16 @@ def _arm(options: argparse.Namespace) -> Path:
     from papers.guidance import PAPER
     from papers.guidance.one_arm import ARM_KEYS, ARM_NAME, train_arm, tune_arm
     from papers.guidance.one_arm_tables import ARM_NOTES, derived
-    from papers.guidance.study import Places, wiki_stores
+    from papers.guidance.study import Places, StudyConfig, low_resource_stores, wiki_stores
 
     check_writable(options.out)
     arm = _one_arm(options)
-    tokeniser, stores = wiki_stores(Places(corpus=options.corpus), ARM_NAME)
+    if arm.language == "english":
+        tokeniser, stores = wiki_stores(Places(corpus=options.corpus), ARM_NAME)
+    elif options.glue is not None:
+        raise ValueError(f"GLUE's tasks are English, and the model is not ({arm.language}); leave out --glue")
+    else:
+        tokeniser, stores = low_resource_stores(options.corpus, arm.language, StudyConfig().low_resource_vocab)
     begin_work(options.work, asdict(arm), seed=arm.seed)
     part = Part(options.work / f"part-{arm.name}.json", keys=ARM_KEYS)
     model = train_arm(arm, tokeniser=tokeniser, stores=stores, run_dir=options.work / "runs" / arm.name, part=part)
@@ -155,10 +164,12 @@ def _arm(options: argparse.Namespace) -> Path:
 
 
 def _one_arm(options: argparse.Namespace) -> OneArm:
-    from papers.guidance.one_arm import OneArm
+    from papers.guidance.one_arm import LITTLE_TEXT, OneArm
 
-    names = ("guided", "lr", "norm", "seed", "steps", "tokens", "width", "layers")
+    names = ("guided", "lr", "norm", "seed", "steps", "tokens", "width", "layers", "language")
     arm = OneArm(**{name: getattr(options, name) for name in names})
+    if arm.language != "english":
+        arm = replace(arm, **LITTLE_TEXT)
     if options.tune_epochs is None:
         return arm
     return replace(arm, tune_epochs=tuple((task, options.tune_epochs) for task in arm.tasks))
@@ -207,6 +218,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "--guided --corpus runs/wiki --glue data/glue --work runs/guidance-arm",
         more={
             "the arm without guidance": "--corpus runs/wiki --glue data/glue --work runs/guidance-arm",
+            "little text": "--guided --language oromo --steps 3000 --corpus data/oromo --work runs/guidance-arm",
             "pre-norm": "--guided --norm pre --corpus runs/wiki --glue data/glue --work runs/guidance-arm",
         },
         quick={"steps": 4, "tokens": 512, "width": 32, "layers": 3, "tune_epochs": 0.01},

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from attnlab.evaluation.intervals import mean_interval
 from papers.common.folders import beside_paper
 from papers.common.row_store import Part, choose_rows, gather, make_results, merge_results, read_results, write_results
 from papers.ktiw.corpora import TITLES, Corpus, load_corpus, prepare, statistics
@@ -25,13 +26,13 @@ from papers.ktiw.tables import (
     uniform_curves,
 )
 
-__all__ = ["run_toy", "write_heads_result", "write_statistics", "write_study_result"]
+__all__ = ["compute_areas", "run_toy", "write_heads_result", "write_statistics", "write_study_result"]
 
 # The paper's name in its results files.
 PAPER = "ktiw"
 KEYS = {
-    "appendix_a1": ["model"],
-    "curve": ["dataset", "step"],
+    "appendix_a1": ["model", "seed"],
+    "curve": ["dataset", "seed", "step"],
     "section_6_2_curves": ["task", "step"],
     "figure_3_curves": ["panel", "data", "step"],
     "figure_6_curves": ["heads", "contexts", "step"],
@@ -50,12 +51,18 @@ def write_study_result(
 ) -> dict[str, Any]:
     """Write results/<name>.json from the run folders in ``work``.
 
-    The rows and the config of data sets that ``work`` does not have stay as they were.
+    Every row has its seed. Rows and configs of data sets and seeds that ``work`` does not have stay as they were.
     """
     finished = studies(work)
     if not finished:
         raise ValueError(f"{work} holds no runs yet; leave out --tables-only to train them")
-    tables = _study_tables(name, finished, prepared, data)
+    tables: dict[str, Any] = {}
+    for seed in dict.fromkeys(study.seed for study in finished):
+        mine = [study for study in finished if study.seed == seed]
+        for table, rows in _study_tables(name, mine, prepared, data).items():
+            tables.setdefault(table, []).extend({**row, "seed": seed} for row in rows)
+    if not tables.get("appendix_a1", True):
+        raise ValueError("there is no run of the linear-output model; leave out --tables-only to train it")
     configs = {study.name: study.run_facts().get("config") for study in finished}
     first = finished[0].run_facts()
     result = make_results(name, PAPER, tables, config=configs, seed=first.get("seed"), made=first)
@@ -100,7 +107,7 @@ def _second_seed(study: Study) -> list[dict[str, Any]]:
 def _optimal_rows(finished: list[Study], prepared: Path | None, data: Path | None) -> list[dict[str, Any]]:
     translated = [study for study in finished if study.evaluations("linear")]
     if not translated:
-        raise ValueError("there is no run of the linear-output model; leave out --tables-only to train it")
+        return []
     words = _words(translated[0], prepared, data)
     if words is None:
         raise ValueError("BLEU needs the vocabulary: name the data, --prepared FOLDER or --data FOLDER")
@@ -146,12 +153,37 @@ def write_toy_result(name: str, part: Path, out: Path | str, *, config: dict[str
     if not tables:
         raise ValueError(f"there are no rows of {', '.join(TOYS[name])} in {part}")
     judged = [table for table in tables if tables[table] and "learned" in tables[table][0]]
-    tables |= {f"{table}_learned": _learned(tables[table]) for table in judged}
+    tables |= {f"{table}_learned": _learned(tables[table]) for table in judged} | _areas(tables)
     seconds = rows.facts[name]
     result = make_results(
         name, PAPER, tables, config=config, seed=config.get("seed", 0), rows_of=rows, seconds=seconds
     )  # fmt: skip
     return write_results(out, result)
+
+
+def compute_areas(out: Path | str) -> dict[str, Any]:
+    """The results file of Figure 6 with the table of areas, computed anew from its curves; nothing is trained."""
+    result = read_results(out)
+    if result is None:
+        raise ValueError(f"there is no {out}; leave out --tables-only to train its models")
+    return write_results(out, {**result, "tables": {**result["tables"], **_areas(result["tables"])}})
+
+
+def _areas(tables: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    """``figure_6_area``: the mean accuracy of each seed over its training, by the trapezoidal rule; and their means."""
+    curves: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in tables.get("figure_6_curves", []):
+        curves.setdefault((row["heads"], row["contexts"]), []).append(row)
+    rows, averaged = [], []
+    for (heads, contexts), points in curves.items():
+        steps, accuracy = [row["step"] for row in points], np.array([row["accuracy"] for row in points])
+        areas = np.diff(steps) @ (accuracy[1:] + accuracy[:-1]) / 2 / (steps[-1] - steps[0] or 1)
+        labels = {"heads": heads, "contexts": contexts, "updates": steps[-1]}
+        rows += [{**labels, "seed": seed, "area": round(float(area), 4)} for seed, area in enumerate(areas)]
+        mean, low, high, _ = mean_interval(areas.tolist())
+        ends = {"area": mean, "low": low, "high": high}
+        averaged.append({**labels, "seeds": len(areas)} | {k: v and round(v, 4) for k, v in ends.items()})
+    return {"figure_6_area": rows, "figure_6_area_means": averaged} if rows else {}
 
 
 def _learned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -251,16 +283,20 @@ def _head_rows(folder: Path) -> list[tuple[int, str, dict[str, float]]]:
 def _write(out: Path | str, result: dict[str, Any]) -> dict[str, Any]:
     """Write, keeping the rows, the config and the remarks of an earlier file that this one does not have.
 
-    A data set's rows are of one run: where it was run again, none of its earlier rows stays.
+    The rows of a data set and a seed are of one run: where it was run again, none of its earlier rows stays. Rows
+    without a seed are of the first.
     """
     result["keys"] = {name: KEYS.get(name) or _key(rows) for name, rows in result["tables"].items()}
     before = read_results(out)
     if before is None:
         return write_results(out, result)
-    replaced = {name: {row.get("dataset") for row in rows} - {None} for name, rows in result["tables"].items()}
+    replaced = {
+        name: {_run_of(row) for row in rows if "dataset" in row or "seed" in row}
+        for name, rows in result["tables"].items()
+    }
 
     def others(table: str, rows: list[dict[str, Any]]) -> list[int]:
-        return [i for i, row in enumerate(rows) if row.get("dataset") not in replaced.get(table, ())]
+        return [i for i, row in enumerate(rows) if _run_of(row) not in replaced.get(table, ())]
 
     merged = merge_results(choose_rows(before, others), result)
     for name in ("config", "remarks"):
@@ -269,8 +305,13 @@ def _write(out: Path | str, result: dict[str, Any]) -> dict[str, Any]:
     return write_results(out, choose_rows(merged, _in_order))
 
 
+def _run_of(row: Mapping[str, Any]) -> tuple[str | None, int]:
+    """The data set of a row, and its seed."""
+    return row.get("dataset"), row.get("seed", 0)
+
+
 def _key(rows: Sequence[dict[str, Any]]) -> list[str]:
-    known = ("dataset", "model", "family", "run", "head", "step", "corpus")
+    known = ("dataset", "seed", "model", "family", "run", "head", "step", "corpus")
     return [key for key in known if rows and key in rows[0]]
 
 

@@ -1,17 +1,16 @@
-"""Claims of Snell et al., KTIW, on the training of small models: permutations, heads, local knowledge, A.1."""
+"""Claims of Snell et al., KTIW, on the training of small models: permutations, local knowledge, A.1."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from statistics import fmean
 
 from attnlab.pages.numbers import number
-from papers.common.cells import Missing, Result, averages, cell, rows_of
+from papers.common.cells import Missing, Result, averages, cell, rows_of, select
 from papers.common.claims import (
     HELD,
     NOT_HELD,
     Predicate,
     Verdict,
-    at_least,
     claims_of,
     close,
     decide,
@@ -21,16 +20,21 @@ from papers.common.claims import (
 )
 from papers.ktiw import PAPER
 
-__all__ = ["CLAIMS"]
+__all__ = ["CLAIMS", "learned_of"]
 
 ktiw_claim = claims_of("ktiw", PAPER)
 
 # Translators of fewer updates have not converged.
 LONG_ENOUGH = 4000
+# Per cent of the targets: "strongly" is more often than not.
+STRONGLY = 50.0
+# BLEU; seeds of a translator of ours deviate by about as much.
+WITHIN = 0.5
 NAMES = ("keyword", "after", "mean", "last")
 
 
-def _learned(result: Result, table: str, **where: str) -> tuple[int, int]:
+def learned_of(result: Result, table: str, **where: str) -> tuple[int, int]:
+    """(the seeds that learned, all seeds) of the rows of a table where the settings match."""
     rows = [row for row in rows_of(result, table) if all(row.get(key) == value for key, value in where.items())]
     if not rows:
         raise Missing(f"table {table} has no rows for {', '.join(where.values())}")
@@ -49,8 +53,8 @@ def _some_fail(panel: str) -> Predicate:
     """On the hard distribution some seeds fail; on the control every seed learns."""
 
     def run(result: Result) -> Verdict:
-        hard, of_hard = _learned(result, "figure_3", panel=panel, data="hard")
-        control, of_control = _learned(result, "figure_3", panel=panel, data="control")
+        hard, of_hard = learned_of(result, "figure_3", panel=panel, data="hard")
+        control, of_control = learned_of(result, "figure_3", panel=panel, data="control")
         low, high = share_bounds(of_hard - hard, of_hard)
         failing = Verdict(
             HELD if hard < of_hard else NOT_HELD, f"{hard} of {of_hard}", (low, high),
@@ -64,56 +68,10 @@ def _some_fail(panel: str) -> Predicate:
     return Predicate(run, (cell("figure_3", "learned", panel=panel),))
 
 
-def _heads(kind: str, *, least: float = 0.0, most: float = 1.0) -> Predicate:
-    """The share of seeds that learn is at least ``least``, or at most ``most``."""
-
-    def run(result: Result) -> Verdict:
-        learned, count = _learned(result, "figure_6", heads=kind, contexts="sum")
-        low, high = share_bounds(learned, count)
-        gap, bounds = (learned / count - least, (low - least, high - least))
-        if most < 1:
-            gap, bounds = (most - learned / count, (most - high, most - low))
-        return decide(gap, f"{learned} of {count} seeds learn", bounds, seeds=count, equal_holds=True)
-
-    return Predicate(run, (cell("figure_6", "learned", heads=kind, contexts="sum"),))
-
-
-def _too_few_heads(*kinds: str) -> Callable[[Result], str | None]:
-    """Why a claim on bad or good heads cannot be tested: too few of that kind were found."""
-
-    def why(result: Result) -> str | None:
-        heads = (result.get("tables") or {}).get("heads")
-        if not heads:
-            return None
-        count = {kind: sum(row["verdict"] == kind for row in heads) for kind in ("good", "bad")}
-        wanted = {"bad": int(result["config"]["heads"]), "good": 1}
-        reason = f"of {len(heads)} initialisations {count['good']} learn alone and {count['bad']} fail alone"
-        short = [f"{wanted[kind]} must {'fail' if kind == 'bad' else 'learn'}" for kind in kinds
-                 if count[kind] < wanted[kind]]  # fmt: skip
-        return f"{reason}: {short[0]}" if short else None
-
-    return why
-
-
-def _heads_missing(kind: str, why: Callable[[Result], str | None], **bounds: float) -> Predicate:
-    """As ``_heads``; where such heads were not found there are no rows, and the claim is not testable."""
-    test = _heads(kind, **bounds)
-
-    def run(result: Result) -> Verdict:
-        try:
-            return test(result)
-        except Missing:
-            if why(result) is None:
-                raise
-            return Verdict(NOT_HELD)
-
-    return unless(why, Predicate(run, test.cells))
-
-
 def _copy_not_permute() -> Predicate:
     def run(result: Result) -> Verdict:
-        copied, of_copy = _learned(result, "section_6_2", task="copy")
-        permuted, of_permute = _learned(result, "section_6_2", task="permute")
+        copied, of_copy = learned_of(result, "section_6_2", task="copy")
+        permuted, of_permute = learned_of(result, "section_6_2", task="permute")
         steps = [row["steps"] for row in rows_of(result, "section_6_2") if row["task"] == "copy" and row["learned"]]
         slowest = max(steps, default=0)
         parts = (
@@ -153,6 +111,23 @@ def _log_odds(*, late: bool) -> Predicate:
     return Predicate(run, tuple(cell("figure_7", name) for name in NAMES))
 
 
+def _strongly_agrees() -> Predicate:
+    """Optimal attention agrees with the probe on most targets; the interval is over the targets."""
+    wanted = cell("appendix_a1", "a_opt_beta", model="linear")
+
+    def run(result: Result) -> Verdict:
+        by_seed = select(result, wanted)
+        agreement = fmean(by_seed.values())
+        bounds = seed_bounds([value - STRONGLY for value in by_seed.values()])
+        targets = next((row.get("targets") for row in rows_of(result, "appendix_a1") if row["model"] == "linear"), None)
+        if bounds is None and targets:
+            low, high = share_bounds(round(agreement / 100 * targets), targets)
+            bounds = 100 * low - STRONGLY, 100 * high - STRONGLY
+        return decide(agreement - STRONGLY, number(agreement), bounds, seeds=len(by_seed))
+
+    return Predicate(run, (wanted,))
+
+
 def _short_runs(result: Result) -> str | None:
     steps = [row["step"] for row in rows_of(result, "appendix_a1") if row.get("step") is not None]
     if not steps or min(steps) >= LONG_ENOUGH:
@@ -177,30 +152,6 @@ CLAIMS = (
         "The same holds for a mixture of permutations.",
         "some of 20 against 20 of 20",
         _some_fail("mixture"),
-    ),
-    ktiw_claim(
-        "bad-heads-fail",
-        "ktiw-multihead",
-        "Figure 6",
-        "Eight heads with bad initialisations are likely to fail.",
-        "most fail",
-        _heads_missing("all bad", _too_few_heads("bad"), most=0.5),
-    ),
-    ktiw_claim(
-        "one-good-head",
-        "ktiw-multihead",
-        "Figure 6",
-        "One good initialisation among eight is enough to learn.",
-        "most learn",
-        _heads_missing("one good", _too_few_heads("bad", "good"), least=0.8),
-    ),
-    ktiw_claim(
-        "random-heads",
-        "ktiw-multihead",
-        "Figure 6",
-        "Eight random initialisations learn with very high probability.",
-        "nearly all learn",
-        _heads("random", least=0.8),
     ),
     ktiw_claim(
         "local-early",
@@ -230,19 +181,21 @@ CLAIMS = (
         "optimal-attention",
         "ktiw-optimal",
         "Appendix A.1",
-        "The optimal attention of the linear-output model strongly agrees with the probe (40 %).",
+        "The optimal attention of the linear-output model strongly agrees with the probe (most targets).",
         "53 %",
-        at_least(cell("appendix_a1", "a_opt_beta", model="linear"), 40.0),
+        _strongly_agrees(),
     ),
     ktiw_claim(
         "linear-output-comparable",
         "ktiw-optimal",
         "Appendix A.1",
-        "The linear-output model translates as well as the main one (1 BLEU).",
+        "The linear-output model translates as well as the main one (within 0.5 BLEU).",
         "38.2 against 37.9",
         unless(
             _short_runs,
-            close(cell("appendix_a1", "bleu", model="linear"), cell("appendix_a1", "bleu", model="main"), within=1.0),
+            close(
+                cell("appendix_a1", "bleu", model="linear"), cell("appendix_a1", "bleu", model="main"), within=WITHIN
+            ),
         ),
     ),
 )

@@ -36,6 +36,8 @@ from papers.ktiw.study import (
 
 __all__ = ["compare_runs", "run_chosen"]
 
+# The runs of a data set have seeds that follow one another; those of the next seed begin after so many.
+SEEDS_APART = 10
 # {split: {reading: rows}}: what the runs are compared with.
 Gold = dict[str, dict[str, Tensor]]
 
@@ -47,6 +49,7 @@ def run_chosen(
     runs: tuple[str, ...],
     steps: int | None,
     batch: int | None,
+    seed: int = 0,
     stacked: bool = False,
     glove: Path | None = None,
 ) -> None:
@@ -57,7 +60,7 @@ def run_chosen(
     """
     for corpus in each(corpora, lambda corpus: corpus.name):
         config = study_config(corpus)
-        config = replace(config, steps=steps or config.steps, batch=batch or config.batch)
+        config = replace(config, steps=steps or config.steps, batch=batch or config.batch, seed=SEEDS_APART * seed)
         config = replace(config, glove=None if glove is None else str(glove))
         folder = Path(work) / corpus.name
         check_glove(corpus, config, folder)

@@ -90,6 +90,8 @@ class PermutationsConfig:
     # Updates of the fixed permutation, which the paper says is never learned.
     permute_steps: int = 1000
     heads: int = 8
+    # The seed of all but the heads' initialisations, in Figure 6.
+    base: int = 0
     # Head initialisations that are tried, and how many of either kind are enough.
     candidates: int = 64
     pool: int = 16

@@ -19,7 +19,17 @@ from papers.ktiw.models.lstm import Translator
 from papers.ktiw.seeds import Curves, SeedTraining, fresh_models, train_seeds
 from papers.ktiw.synthetic import FixedPermutation, MixtureOfPermutations, PermutationCopying
 
-__all__ = ["figure_3_tasks", "judge_heads", "run_figure_3", "run_figure_6", "run_section_6_2"]
+__all__ = [
+    "LEARNED",
+    "figure_3_tasks",
+    "final_accuracy",
+    "judge_heads",
+    "run_figure_3",
+    "run_figure_6",
+    "run_section_6_2",
+    "seed_training",
+    "with_heads",
+]
 
 LEARNED = 0.95
 FAILED = 0.6
@@ -70,8 +80,8 @@ def run_figure_6(
     tasks = [replace(task, seed=100 + i) for i in range(config.seeds)]
     for contexts in config.contexts:
         for name, seeds in _chosen_heads(config, good, bad).items():
-            models = [_with_heads(config, task, heads, contexts=contexts) for heads in seeds]
-            how = _seed_training(config, config.figure_6_steps)
+            models = [with_heads(config, task, heads, contexts=contexts) for heads in seeds]
+            how = seed_training(config, config.figure_6_steps)
             curves = train_seeds(models, tasks, how=how, device=best_device())
             _rows(part, "figure_6", curves, judged_at=config.head_steps, heads=name, contexts=contexts)
 
@@ -99,10 +109,10 @@ def judge_heads(config: PermutationsConfig, part: Part) -> tuple[list[int], list
     bad: list[int] = []
     for candidates in _groups(range(config.candidates), 16):
         pairs = [(head, data) for head in candidates for data in range(config.data_seeds)]
-        models = [_with_heads(config, task, [head]) for head, _ in pairs]
+        models = [with_heads(config, task, [head]) for head, _ in pairs]
         tasks = [replace(task, seed=data) for _, data in pairs]
-        curves = train_seeds(models, tasks, how=_seed_training(config, config.head_steps), device=best_device())
-        final = _final(curves).reshape(len(candidates), config.data_seeds)
+        curves = train_seeds(models, tasks, how=seed_training(config, config.head_steps), device=best_device())
+        final = final_accuracy(curves).reshape(len(candidates), config.data_seeds)
         for head, accuracy in zip(candidates, final, strict=True):
             verdict = "good" if accuracy.min() > LEARNED else "bad" if accuracy.max() < FAILED else "discarded"
             {"good": good, "bad": bad}.get(verdict, []).append(head)
@@ -116,20 +126,21 @@ def _train(config: PermutationsConfig, task: Any, *, steps: int) -> Curves:
     seeds = range(config.seed, config.seed + config.seeds)
     models = fresh_models(config.model(task), seeds)
     tasks = [replace(task, seed=seed) for seed in seeds]
-    return train_seeds(models, tasks, how=_seed_training(config, steps), device=best_device())
+    return train_seeds(models, tasks, how=seed_training(config, steps), device=best_device())
 
 
-def _seed_training(config: PermutationsConfig, steps: int) -> SeedTraining:
+def seed_training(config: PermutationsConfig, steps: int) -> SeedTraining:
+    """How the models of a config are trained for so many updates."""
     return SeedTraining(steps=steps, lr=config.lr)
 
 
-def _with_heads(
+def with_heads(
     config: PermutationsConfig, task: Any, heads: Sequence[int], *, contexts: Literal["sum", "mean"] = "sum"
 ) -> Translator:
     """The one base model with attention heads drawn from these seeds, each as it would be alone."""
     alone = config.model(task)
-    [model] = fresh_models(replace(alone, heads=len(heads), contexts=contexts), [config.seed])
-    [base] = fresh_models(alone, [config.seed])
+    [model] = fresh_models(replace(alone, heads=len(heads), contexts=contexts), [config.base])
+    [base] = fresh_models(alone, [config.base])
     state = {name: t for name, t in base.state_dict().items() if not name.startswith("attention.query")}
     drawn = [fresh_models(alone, [1_000_000 + head])[0].attention.query for head in heads]
     for name in dict(model.attention.query.named_parameters()):
@@ -140,9 +151,9 @@ def _with_heads(
 
 def _rows(part: Part, table: str, curves: Curves, *, judged_at: int | None = None, **labels: str) -> None:
     """A row for each seed, and for each evaluation; a seed is judged at the end, or after ``judged_at`` updates."""
-    final = _final(curves, judged_at)
+    final = final_accuracy(curves, judged_at)
     rows, points = [], []
-    for seed, (accuracy, end) in enumerate(zip(final, _final(curves), strict=True)):
+    for seed, (accuracy, end) in enumerate(zip(final, final_accuracy(curves), strict=True)):
         above = np.flatnonzero(curves.accuracy[:, seed] > LEARNED)
         row = {"accuracy": round(float(accuracy), 4), "learned": bool(accuracy > LEARNED)}
         row |= {} if judged_at is None else {"accuracy_at_the_end": round(float(end), 4)}
@@ -153,7 +164,7 @@ def _rows(part: Part, table: str, curves: Curves, *, judged_at: int | None = Non
     part.fact(f"seconds {table} {' '.join(labels.values())}", round(curves.seconds, 2))
 
 
-def _final(curves: Curves, at: int | None = None) -> np.ndarray:
+def final_accuracy(curves: Curves, at: int | None = None) -> np.ndarray:
     """The mean of the last three evaluations of each seed, those of the first ``at`` updates."""
     until = len(curves.steps) if at is None else sum(step <= at for step in curves.steps)
     return curves.accuracy[max(0, until - 3) : until].mean(0)

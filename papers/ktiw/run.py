@@ -15,14 +15,14 @@ from typing import Any
 
 from papers.common.folders import Experiment, add_figures, add_out
 
-__all__ = ["EXPERIMENTS"]
+__all__ = ["EXPERIMENTS", "SAME", "Arguments", "WriteResults", "add_page", "results_of"]
 
 Arguments = Callable[[argparse.ArgumentParser], None]
 # Trains or reads, writes the results file that --out names, and returns its content.
 WriteResults = Callable[[argparse.Namespace], dict[str, Any]]
 
 
-def _results(write: WriteResults) -> Callable[[argparse.Namespace], Path]:
+def results_of(write: WriteResults) -> Callable[[argparse.Namespace], Path]:
     """``write`` as an experiment's run: --out is checked before the work, and --page drawn after it."""
 
     def run(options: argparse.Namespace) -> Path:
@@ -40,7 +40,8 @@ def _results(write: WriteResults) -> Callable[[argparse.Namespace], Path]:
     return run
 
 
-def _add_page(parser: argparse.ArgumentParser) -> None:
+def add_page(parser: argparse.ArgumentParser) -> None:
+    """The option that names a page for the figures."""
     parser.add_argument("--page", type=Path, help="also draw the figures on this page")
 
 
@@ -116,11 +117,12 @@ def _study_arguments(name: str) -> Arguments:
         parser.add_argument("--work", type=Path, default=Path("runs/ktiw"), help="the runs (default: %(default)s)")
         add_out(parser, name)
         parser.add_argument("--tables-only", action="store_true", help="train nothing; tables of the finished runs")
+        parser.add_argument("--seed", type=int, default=0, help="of all runs of a data set (default: %(default)s)")
         parser.add_argument("--steps", type=int, help="updates of each run, instead of the paper's")
         parser.add_argument("--batch", type=int, help="examples in a batch, instead of the paper's")
         parser.add_argument("--stacked", action="store_true", help="train a data set's runs at once, best on a GPU")
         parser.add_argument("--glove", type=Path, help="word vectors that classifiers start from: glove.6B.300d.txt")
-        _add_page(parser)
+        add_page(parser)
 
     return arguments
 
@@ -129,11 +131,13 @@ def _study(name: str, runs: Sequence[str]) -> WriteResults:
     def write(options: argparse.Namespace) -> dict[str, Any]:
         from papers.ktiw.assemble import write_study_result
         from papers.ktiw.comparison import run_chosen
+        from papers.ktiw.tables import seed_folder
 
         if not options.tables_only:
             run_chosen(
                 _read_corpora(options),
-                options.work,
+                seed_folder(options.work, options.seed),
+                seed=options.seed,
                 runs=tuple(runs),
                 steps=options.steps,
                 batch=options.batch,
@@ -143,57 +147,6 @@ def _study(name: str, runs: Sequence[str]) -> WriteResults:
         return write_study_result(name, options.work, options.out, prepared=options.prepared, data=options.data)
 
     return write
-
-
-def _toy_arguments(name: str) -> Arguments:
-    def arguments(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--seeds", type=int, help="models of each setting, instead of the paper's")
-        parser.add_argument("--steps", type=int, help="updates of each training, instead of the default")
-        add_out(parser, name)
-        _add_page(parser)
-
-    return arguments
-
-
-def _copying_arguments(name: str) -> Arguments:
-    def arguments(parser: argparse.ArgumentParser) -> None:
-        _toy_arguments(name)(parser)
-        models = "literal: Eqs. 1 and 2; projected: with a bias in attention and a linear layer on the context"
-        parser.add_argument("--model", choices=("literal", "projected"), default="literal", help=models)
-        if name == "ktiw-multihead":
-            parser.add_argument("--candidates", type=int, help="initialisations that are tried (default: 64)")
-
-    return arguments
-
-
-def _toy(name: str) -> WriteResults:
-    def write(options: argparse.Namespace) -> dict[str, Any]:
-        from papers.ktiw.assemble import run_toy
-
-        return run_toy(name, options.out, _changes(name, options))
-
-    return write
-
-
-def _changes(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """The settings of a toy experiment that options change."""
-    changes = {"seeds": options.seeds, "steps": options.steps}
-    if name != "ktiw-local":
-        trainings = ("head_steps", "figure_6_steps", "permute_steps")
-        changes |= {"literal": options.model == "literal", **dict.fromkeys(trainings, options.steps)}
-    if name == "ktiw-multihead":
-        changes["candidates"] = options.candidates
-    return {key: value for key, value in changes.items() if value is not None}
-
-
-def _toy_settings(name: str) -> Callable[[argparse.Namespace], dict[str, Any]]:
-    def settings(options: argparse.Namespace) -> dict[str, Any]:
-        from papers.ktiw.config import LocalConfig, PermutationsConfig
-
-        config = LocalConfig() if name == "ktiw-local" else PermutationsConfig()
-        return asdict(replace(config, **_changes(name, options)))
-
-    return settings
 
 
 def _study_settings(options: argparse.Namespace) -> dict[str, Any]:
@@ -225,7 +178,7 @@ def _alignment_arguments(parser: argparse.ArgumentParser) -> None:
     _add_data(parser)
     parser.add_argument("--work", type=Path, default=Path("runs/ktiw"), help="the runs (default: %(default)s)")
     add_out(parser, "ktiw-alignment")
-    _add_page(parser)
+    add_page(parser)
 
 
 def _alignment(options: argparse.Namespace) -> dict[str, Any]:
@@ -250,7 +203,7 @@ def _heads_arguments(parser: argparse.ArgumentParser) -> None:
     add_out(parser, "ktiw-transformers")
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--tables-only", action="store_true", help="train nothing; tables of the finished runs")
-    _add_page(parser)
+    add_page(parser)
 
 
 def _heads(options: argparse.Namespace) -> dict[str, Any]:
@@ -275,19 +228,18 @@ QUICK_TRANSLATION = {"only": "multi30k", "examples": 32}
 QUICK_CLASSIFICATION = {"only": "20newsgroups", "examples": 32}
 QUICK_STUDY = {**QUICK_TRANSLATION, "steps": 5}
 QUICK_CLASSIFIERS = {**QUICK_CLASSIFICATION, "steps": 5}
-QUICK_TOY = {"steps": 10, "seeds": 1}
 EXPERIMENTS: dict[str, Experiment] = {
     "ktiw-data": Experiment(
         "KTIW: tokenise its data sets, and Table 9's statistics beside ours.",
         _prepare_arguments,
-        _results(_prepare),
+        results_of(_prepare),
         "--data data --into runs/ktiw-data",
         quick={"only": "20newsgroups,multi30k"},
     ),
     "ktiw-table2": Experiment(
         "KTIW: Tables 2, 5 and 6, agreement of attention with lexical probes, and the curve of A.7.",
         _study_arguments("ktiw-table2"),
-        _results(_study("ktiw-table2", STANDARD)),
+        results_of(_study("ktiw-table2", STANDARD)),
         "--prepared runs/ktiw-data --work runs/ktiw",
         **STUDY,
         quick=QUICK_STUDY,
@@ -295,7 +247,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "ktiw-tau": Experiment(
         "KTIW: Tables 3 and 4, the same by Kendall's tau.",
         _study_arguments("ktiw-tau"),
-        _results(_study("ktiw-tau", STANDARD)),
+        results_of(_study("ktiw-tau", STANDARD)),
         "--prepared runs/ktiw-data --work runs/ktiw",
         **STUDY,
         quick=QUICK_STUDY,
@@ -303,7 +255,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "ktiw-train": Experiment(
         "KTIW: Tables 7 and 8, the same on the training set.",
         _study_arguments("ktiw-train"),
-        _results(_study("ktiw-train", STANDARD)),
+        results_of(_study("ktiw-train", STANDARD)),
         "--prepared runs/ktiw-data --work runs/ktiw",
         **STUDY,
         quick=QUICK_STUDY,
@@ -311,7 +263,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "ktiw-frozen": Experiment(
         "KTIW: Table 10, attention trained while everything else is frozen.",
         _study_arguments("ktiw-frozen"),
-        _results(_study("ktiw-frozen", ("reference", "uniform", "frozen"))),
+        results_of(_study("ktiw-frozen", ("reference", "uniform", "frozen"))),
         "--prepared runs/ktiw-data --work runs/ktiw",
         **STUDY,
         quick=QUICK_CLASSIFIERS,
@@ -319,7 +271,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "ktiw-logreg": Experiment(
         "KTIW: Table 11, the proxy against logistic regression.",
         _study_arguments("ktiw-logreg"),
-        _results(_study("ktiw-logreg", ("reference", "uniform"))),
+        results_of(_study("ktiw-logreg", ("reference", "uniform"))),
         "--prepared runs/ktiw-data --work runs/ktiw",
         **STUDY,
         quick=QUICK_CLASSIFIERS,
@@ -327,62 +279,29 @@ EXPERIMENTS: dict[str, Experiment] = {
     "ktiw-optimal": Experiment(
         "KTIW: appendix A.1, optimal attention of the model with a linear output layer.",
         _study_arguments("ktiw-optimal"),
-        _results(_study("ktiw-optimal", ("reference", "linear"))),
+        results_of(_study("ktiw-optimal", ("reference", "linear"))),
         "--prepared runs/ktiw-data --only multi30k --work runs/ktiw",
         **STUDY,
         quick={**QUICK_STUDY, "examples": 4},
     ),
-    "ktiw-permutations": Experiment(
-        "KTIW: Figure 3, copying permutations, where single words cannot be learned.",
-        _copying_arguments("ktiw-permutations"),
-        _results(_toy("ktiw-permutations")),
-        **SAME,
-        settings=_toy_settings("ktiw-permutations"),
-        quick=QUICK_TOY,
-    ),
-    "ktiw-multihead": Experiment(
-        "KTIW: Figure 6, good and bad initialisations of eight heads.",
-        _copying_arguments("ktiw-multihead"),
-        _results(_toy("ktiw-multihead")),
-        more={"with a bias and a projection": "--model projected --out papers/results/ktiw-multihead-projected.json"},
-        **SAME,
-        settings=_toy_settings("ktiw-multihead"),
-        quick={**QUICK_TOY, "candidates": 1},
-    ),
-    "ktiw-local": Experiment(
-        "KTIW: Figure 7, where the knowledge of a keyword lies.",
-        _toy_arguments("ktiw-local"),
-        _results(_toy("ktiw-local")),
-        **SAME,
-        settings=_toy_settings("ktiw-local"),
-        quick=QUICK_TOY,
-    ),
-    "ktiw-permute-function": Experiment(
-        "KTIW: section 6.2, copying against a fixed permutation of positions.",
-        _copying_arguments("ktiw-permute-function"),
-        _results(_toy("ktiw-permute-function")),
-        **SAME,
-        settings=_toy_settings("ktiw-permute-function"),
-        quick=QUICK_TOY,
-    ),
     "ktiw-diagnosis": Experiment(
         "Ours: is word translation learnable from co-occurrence? The toy tasks' and the data sets' count tables.",
         _data_arguments("ktiw-diagnosis"),
-        _results(_diagnosis),
+        results_of(_diagnosis),
         "--prepared runs/ktiw-data",
         quick={**QUICK_TRANSLATION, "examples": 1000},
     ),
     "ktiw-proxy-rates": Experiment(
         "Ours: the proxy against logistic regression, at the paper's rate and at a higher one.",
         _data_arguments("ktiw-proxy-rates"),
-        _results(_rates),
+        results_of(_rates),
         "--prepared runs/ktiw-data",
         quick=QUICK_CLASSIFICATION,
     ),
     "ktiw-alignment": Experiment(
         "Ours: attention, lexical probe and IBM Model 1 side by side for a sentence.",
         _alignment_arguments,
-        _results(_alignment),
+        results_of(_alignment),
         "--prepared runs/ktiw-data --work runs/ktiw",
     ),
     "ktiw-figures": Experiment(
@@ -391,7 +310,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "ktiw-transformers": Experiment(
         "Ours: KTIW's probes per head over the training of transformers.",
         _heads_arguments,
-        _results(_heads),
+        results_of(_heads),
         "--prepared runs/ktiw-data --work runs/ktiw-transformers",
         more={"a BART": "--family bart --prepared runs/ktiw-data --work runs/ktiw-bart"},
         quick=QUICK_STUDY,

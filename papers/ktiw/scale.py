@@ -14,6 +14,7 @@ STUDIES = ("ktiw-table2", "ktiw-tau", "ktiw-train", "ktiw-frozen", "ktiw-logreg"
 TOYS = {
     "ktiw-permutations": "steps",
     "ktiw-multihead": "figure_6_steps",
+    "ktiw-multihead-projected": "figure_6_steps",
     "ktiw-permute-function": "permute_steps",
     "ktiw-local": "steps",
 }
@@ -43,4 +44,4 @@ SCALES: dict[str, Callable[[Result, Cell], str]] = {
     **dict.fromkeys(STUDIES, _study),
     **{name: _toy(updates) for name, updates in TOYS.items()},
 }
-SECONDS: dict[str, Callable[[Result], float | None]] = dict.fromkeys((*TOYS, "ktiw-multihead-projected"), _toy_seconds)
+SECONDS: dict[str, Callable[[Result], float | None]] = dict.fromkeys(TOYS, _toy_seconds)

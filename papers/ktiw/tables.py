@@ -20,6 +20,7 @@ __all__ = [
     "bleu",
     "bleu_curve",
     "run_sizes",
+    "seed_folder",
     "studies",
     "table_2",
     "table_10",
@@ -36,9 +37,10 @@ MADE_BY |= {"alpha_beta": "second", "alpha_hat": "second", "alpha_frozen": "froz
 
 @dataclass(frozen=True)
 class Study:
-    """The run folders of one data set."""
+    """The run folders of one data set and one seed."""
 
     folder: Path
+    seed: int = 0
 
     @property
     def name(self) -> str:
@@ -80,9 +82,18 @@ class Study:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
+def seed_folder(work: Path | str, seed: int) -> Path:
+    """Where the runs of a seed lie: those of the first in the folder itself, others in a folder of their own in it."""
+    if seed < 0:
+        raise ValueError(f"a seed is at least 0, got {seed}")
+    return Path(work) / f"seed-{seed}" if seed else Path(work)
+
+
 def studies(work: Path | str) -> list[Study]:
-    """The data sets that ``work`` holds runs of, in the order of the paper's tables."""
-    return [Study(Path(work) / name) for name in TITLES if (Path(work) / name / "reference" / "run.json").exists()]
+    """The data sets that ``work`` holds runs of, seed by seed, in the order of the paper's tables."""
+    seeds = [0, *sorted(int(path.name.removeprefix("seed-")) for path in Path(work).glob("seed-*"))]
+    places = [(seed_folder(work, seed) / name, seed) for seed in seeds for name in TITLES]
+    return [Study(folder, seed) for folder, seed in places if (folder / "reference" / "run.json").exists()]
 
 
 def table_2(

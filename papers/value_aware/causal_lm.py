@@ -127,7 +127,9 @@ def run_lm(kernel: str, run: PartRun) -> None:
 
     def curve(step: int, model: Any) -> dict[str, float]:
         loss = causal_loss(model, valid).loss
-        part.row("lm_curves", kernel=kernel, step=step, tokens=step * config.lm_batch * length, loss=loss)
+        part.row(
+            "lm_curves", kernel=kernel, seed=config.seed, step=step, tokens=step * config.lm_batch * length, loss=loss
+        )
         return {"valid/loss": loss}
 
     facts = fit(
@@ -171,7 +173,8 @@ def _judge(model: Transformer, kernel: str, run: PartRun, device: torch.device) 
             "predicted": score.tokens,
         }
 
-    part.rows("table_2", {spec: {"kernel": kernel, **row} for spec, row in table.items()}, cell)
+    seed = {"seed": config.seed}
+    part.rows("table_2", {spec: {"kernel": kernel, **row, **seed} for spec, row in table.items()}, cell)
 
     def loss_on(chosen: Windows) -> Callable[[str], dict[str, Any]]:
         def point(spec: str) -> dict[str, Any]:
@@ -184,15 +187,15 @@ def _judge(model: Transformer, kernel: str, run: PartRun, device: torch.device) 
     sweep = {kernel_specs(kernel, r)[0] if r < config.lm_length else EXACT[kernel]: r for r in config.lm_r}
     part.rows(
         "figure_2",
-        {spec: {"kernel": kernel, "r": r} for spec, r in sweep.items()},
+        {spec: {"kernel": kernel, "r": r, **seed} for spec, r in sweep.items()},
         loss_on(windows[:: config.sweep_every]),
     )
     # The search for value-aware keys between 1 and d + 1 is slow, so both kinds are scored on a few windows.
     few = [{name: t[-config.between_rows :] for name, t in windows[len(windows) // 2].items()}]
-    wanted: dict[str, dict[str, Any]] = {EXACT[kernel]: {"kernel": kernel, "family": "softmax"}}
+    wanted: dict[str, dict[str, Any]] = {EXACT[kernel]: {"kernel": kernel, "family": "softmax", **seed}}
     for r in (1, *config.between_r):
         for family, spec in zip(("top-r", "value-aware"), kernel_specs(kernel, r), strict=True):
-            wanted[spec] = {"kernel": kernel, "family": family, "r": r}
+            wanted[spec] = {"kernel": kernel, "family": family, "r": r, **seed}
     part.rows("figure_2_few", wanted, loss_on(few))
 
 

@@ -52,7 +52,7 @@ CLAIMS = (
         "On a pretrained LM, r value-aware keys lose less than the r largest weights, at every r that was run.",
         "",
         _everywhere("value-aware", sign=1.0),
-        headline="and so on a pretrained LM",
+        headline="the largest weights are worse than as many value-aware keys on a pretrained LM",
     ),
     _claim(
         "window",

@@ -13,14 +13,14 @@ ARMS = ("long", "short")
 # The columns that identify a row of a table; the paper's row with the same values lies beside ours.
 KEYS = {
     "table_1": ["mechanism"],
-    "table_2": ["kernel", "mechanism"],
+    "table_2": ["kernel", "mechanism", "seed"],
     "figure_1": ["family", "r", "rounds"],
     "figure_1_few": ["family", "r"],
-    "figure_2": ["kernel", "r"],
-    "figure_2_few": ["kernel", "family", "r"],
+    "figure_2": ["kernel", "r", "seed"],
+    "figure_2_few": ["kernel", "family", "r", "seed"],
     "figure_3": ["model"],
     "figure_3_curves": ["model", "step"],
-    "lm_curves": ["kernel", "step"],
+    "lm_curves": ["kernel", "step", "seed"],
 }
 
 # The same of ``python -m papers value-aware-lm``.

@@ -262,6 +262,10 @@ EXPERIMENTS: dict[str, Experiment] = {
         _arguments,
         _run,
         "--corpus runs/wiki --work runs/value-aware",
+        more={
+            "one kernel and one seed of Table 2": "--only lm --kernels exp --seed 0 --lm-steps 10000 "
+            "--corpus runs/wiki --work runs/value-aware-exp-0",
+        },
         paper="A.2 and Table 4, for days; needs --words, and --model or --only lm",
         settings=lambda options: asdict(_config(options)),
         quick={"config": "smoke", "seconds": 55.0},

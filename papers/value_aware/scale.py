@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from papers.common.cells import Cell, Result
 from papers.common.scale import millions, span
-from papers.value_aware.config import LM_NAME
+from papers.value_aware.config import LM_NAME, NAME
 
-__all__ = ["SCALES", "SECONDS"]
+__all__ = ["EXACT_LMS", "SCALES", "SECONDS"]
 
 
 def _trainings(result: Result, group: str) -> Iterator[dict[str, float]]:
     for name, facts in (result.get("parts") or {}).items():
         if name.startswith(group) and "training" in facts:
             yield facts["training"]
+
+
+def _exact(result: Result, table: str) -> list[dict[str, Any]]:
+    """The kernels' own models; Figure 2 approximates the same ones."""
+    rows = (result.get("tables") or {}).get("table_2", []) if table in ("table_2", "figure_2") else []
+    return [row for row in rows if row["mechanism"] == "softmax"]
 
 
 def _scale(result: Result, wanted: Cell) -> str:
@@ -48,3 +55,4 @@ def _seconds(result: Result) -> float | None:
 
 SCALES: dict[str, Callable[[Result, Cell], str]] = {"value-aware": _scale, LM_NAME: _lm_scale}
 SECONDS: dict[str, Callable[[Result], float | None]] = {"value-aware": _seconds}
+EXACT_LMS: dict[str, Callable[[Result, str], list[dict[str, Any]]]] = {NAME: _exact}

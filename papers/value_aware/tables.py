@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from attnlab.progress import note
 from papers.common.folders import beside_paper
 from papers.common.row_store import gather, make_results, merge_results
 from papers.value_aware import PAPER
@@ -16,6 +18,8 @@ __all__ = ["collect", "merged_with", "notes_of"]
 
 # The tables of the masked LMs.
 MASKED = ("table_1", "figure_1", "figure_1_few", "figure_3", "figure_3_curves")
+# Those of the causal LMs, which may have several seeds.
+CAUSAL = ("table_2", "figure_2", "figure_2_few", "lm_curves")
 VOCABULARY = {
     "words": "Trained and tested on WikiText-103 as published, by whole words; perplexity_per_token is the same.",
     "pieces": "perplexity_per_token is per token of the corpus's vocabulary of pieces. Text is lower-cased, @-@ is "
@@ -39,6 +43,12 @@ def notes_of(config: ValueAwareConfig) -> dict[str, str]:
     }
 
 
+def _other_settings(before: Mapping[str, Any], result: Mapping[str, Any]) -> str | None:
+    """A setting of the causal LMs in which results differ."""
+    old, new = (json.loads(json.dumps(one.get("config") or {})) for one in (before, result))
+    return next((name for name in new if name.startswith("lm_") and old.get(name) != new[name]), None)
+
+
 def _scored_on(every: int, unit: str) -> str:
     return f"Scored on every {unit}." if every == 1 else f"Scored on one {unit} in {every}."
 
@@ -47,7 +57,9 @@ def collect(config: ValueAwareConfig, work: Path, names: Sequence[str]) -> dict[
     """The results of the rows that the parts have written so far, with the paper's numbers beside ours."""
     rows = gather({name: work / f"{name}.json" for name in names})
     with_paper = {
-        table: beside_paper(rows.tables[table], results=NAME, table=table, keys=KEYS[table])
+        table: beside_paper(
+            rows.tables[table], results=NAME, table=table, keys=[key for key in KEYS[table] if key != "seed"]
+        )
         for table in KEYS
         if table in rows.tables
     }
@@ -58,10 +70,19 @@ def collect(config: ValueAwareConfig, work: Path, names: Sequence[str]) -> dict[
 
 
 def merged_with(before: Mapping[str, Any] | None, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Earlier results and new ones; masked LMs that are trained again leave no row of the earlier ones."""
+    """Earlier results and new ones; masked LMs that are trained again leave no row of the earlier ones.
+
+    Neither do causal LMs of other settings: those of one file differ in kernel and seed only.
+    """
     if before is None:
         return dict(result)
-    replaced = MASKED if any(name.startswith("mlm-") for name in result["parts"]) else ()
+    groups = {"mlm-": MASKED, "lm-": CAUSAL}
+    again = {group for group in groups if any(name.startswith(group) for name in result["parts"])}
+    if "lm-" in again and (other := _other_settings(before, result)) is None:
+        again.remove("lm-")
+    elif "lm-" in again:
+        note(f"earlier causal LMs had another {other}; their rows are not kept")
+    replaced = [table for group in again for table in groups[group]]
     kept = {name: rows for name, rows in before["tables"].items() if name not in replaced}
     merged = merge_results({**before, "tables": kept}, result)
     # In the order of the paper's tables.

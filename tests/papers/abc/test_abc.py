@@ -179,12 +179,12 @@ def test_decoding_from_the_command_line(tmp_path: Path) -> None:
 
 
 def test_settings_of_a_command_are_checked() -> None:
-    from papers.abc.run import _with
+    from papers.common.folders import with_changes
 
-    changed = _with(doc_mt.AbcDocMtConfig(), ["translation.width=8", "window=3"])
+    changed = with_changes(doc_mt.AbcDocMtConfig(), ["translation.width=8", "window=3"])
     assert (changed.translation.width, changed.window) == (8, 3)
     with pytest.raises(ValueError, match="has no setting 'widht'"):
-        _with(mt.AbcMtConfig(), ["widht=3"])
+        with_changes(mt.AbcMtConfig(), ["widht=3"])
     names = {"abc-lm", "abc-mt", "abc-doc-mt", "abc-mlm", "abc-decoding", "abc-distill", "abc-figures"}
     assert set(EXPERIMENTS) == names | {"abc-family"}
 

@@ -165,10 +165,10 @@ def test_table_2b_as_the_paper_trains_it(corpus: Path, tmp_path: Path) -> None:
 def test_a_pretrained_t2r_begins_with_the_weights_of_base() -> None:
     config = replace(lm.AbcLmConfig(), width=8, heads=1, deep_layers=2, t2r_pretrained=True)
     base, *_, pretrained = lm.variants_of("table_2b", config)
-    runs = [lm._Run(v, 0, lm.build(config, "table_2b", v, vocab=64, seed=0)) for v in (base, pretrained)]
+    runs = [lm.LmRun(v, 0, lm.build(config, "table_2b", v, vocab=64, seed=0)) for v in (base, pretrained)]
     torch.nn.init.normal_(runs[0].model.tokens.weight)
     features = {n: p.clone() for n, p in runs[1].model.named_parameters() if "mechanism" in n}
-    lm._start_from_trained(runs[1:], runs[:1])
+    lm.start_from_trained(runs[1:], runs[:1])
     after = dict(runs[1].model.named_parameters())
     assert features
     assert all(torch.equal(after[n], p) for n, p in features.items())

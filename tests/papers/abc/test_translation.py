@@ -15,7 +15,7 @@ from papers.__main__ import main
 from papers.abc import doc_mt, figures, mt
 from papers.abc import run as commands
 from papers.abc.differences import Comparison, differences, with_seeds
-from papers.abc.tables import curve_ends, trained_apart, trained_longer, with_curves
+from papers.abc.tables import curve_ends, sets_of, trained_apart, trained_longer, with_curves
 from papers.abc.translators import average, hypotheses_in
 from papers.common.translation import (
     TASKS,
@@ -293,6 +293,23 @@ def test_translation_from_the_command_line(captions: Path, tmp_path: Path) -> No
     assert main(["abc-mt", *arguments, "--collect"]) == 0
     tables = json.loads(out.read_text())["tables"]
     assert next(r for r in tables["table_3a"] if r["model"] == "BASE")["bleu"] == pytest.approx(100)
+
+
+def test_translators_trained_alone_are_compared(captions: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sacrebleu")
+    out = tmp_path / "abc-mt.json"
+    small = (
+        "vocab=280", "width=16", "heads=2", "layers=2", "hidden=16", "tokens=128", "widths=[16,24]", "steps=3",
+        "streams=1", "decode_batch=3",
+    )  # fmt: skip
+    places = ("--data", str(captions), "--work", str(tmp_path / "work"), "--out", str(out), "--alone")
+    for variant in ("BASE", "ABC_MLP-32-32"):
+        assert main(["abc-mt", "--variants", variant, "--seed", "4", *places, "--set", *small]) == 0
+    tables = json.loads(out.read_text())["tables"]
+    assert [(row["model"], row["seed"]) for row in tables["table_3a"]] == [("BASE", 4), ("ABC_MLP", 4)]
+    assert {row["set"] for row in tables["training"]} == {"alone: BASE", "alone: ABC_MLP-32-32"}
+    assert trained_apart({"first": "BASE", "second": "ABC_MLP-32-32"}, sets_of(tables["validation"])) is None
+    assert main(["abc-mt", "--variants", "3a", *places, "--set", *small]) == 2
 
 
 def test_the_papers_translators_from_the_command_line(captions: Path, tmp_path: Path) -> None:

@@ -16,6 +16,16 @@ def _rows(columns: str, *lines: tuple[Any, ...]) -> list[dict[str, Any]]:
 
 
 # fmt: off
+FIGURE_6: dict[str, list[dict[str, Any]]] = {
+    "figure_6": _rows(
+        "heads contexts seed learned",
+        *((h, "sum", s, s < limit) for h, limit in (("all bad", 3), ("one good", 20), ("random", 20)) for s in range(20)),
+    ),
+    "figure_6_area": _rows(
+        "heads contexts seed area",
+        *((h, "sum", s, area + 0.001 * s) for h, area in (("all bad", 0.4), ("one good", 0.8), ("random", 0.8)) for s in range(20)),
+    ),
+}
 FIGURES: dict[str, dict[str, list[dict[str, Any]]]] = {
     "guidance": {
         "convergence": _rows(
@@ -29,14 +39,18 @@ FIGURES: dict[str, dict[str, list[dict[str, Any]]]] = {
             "language guided loss", *((k, g, 3.0 - 0.1 * g) for k in ("Oromo", "Filipino") for g in (False, True))
         ),
     },
+    "guidance-electra": {
+        "arms": _rows("guided seed steps left_at", *((g, s, 9_000, 5_000 - 4_000 * g + 10 * s) for g in (False, True) for s in range(3))),
+    },
     "guidance-arm": {
         "convergence": _rows(
-            "norm guided seed loss steps fell_at_end",
-            *((n, g, s, 2.0 - 0.2 * g + 0.01 * s, 20_000 - 8_000 * g - 10 * s, 0.01) for n in ("post", "pre") for g in (False, True) for s in range(3)),
+            "language norm guided seed loss steps fell_at_end",
+            *((k, "post", g, s, 3.0 - 0.2 * g + 0.01 * s, 900 - 300 * g, 0.01) for k in ("oromo", "tagalog") for g in (False, True) for s in range(3)),
+            *(("english", n, g, s, 2.0 - 0.2 * g + 0.01 * s, 20_000 - 8_000 * g - 10 * s, 0.01) for n in ("post", "pre") for g in (False, True) for s in range(3)),
         ),
         "finetuned": _rows(
-            "norm guided task seed accuracy",
-            *((n, g, t, s, 80.0 + 3 * g + 0.1 * s) for n in ("post", "pre") for g in (False, True) for t in ("RTE", "MRPC") for s in range(3)),
+            "language norm guided task seed accuracy",
+            *(("english", n, g, t, s, 80.0 + 3 * g + 0.1 * s) for n in ("post", "pre") for g in (False, True) for t in ("RTE", "MRPC") for s in range(3)),
         ),
     },
     "ktiw-table2": {
@@ -48,12 +62,8 @@ FIGURES: dict[str, dict[str, list[dict[str, Any]]]] = {
             *((p, d, s, d == "control" or s < 12) for p in ("permutations", "mixture") for d in ("hard", "control") for s in range(20)),
         )
     },
-    "ktiw-multihead": {
-        "figure_6": _rows(
-            "heads contexts seed learned",
-            *((h, "sum", s, s < limit) for h, limit in (("all bad", 3), ("one good", 20), ("random", 20)) for s in range(20)),
-        )
-    },
+    "ktiw-multihead": FIGURE_6,
+    "ktiw-multihead-projected": FIGURE_6,
     "ktiw-local": {
         "figure_7": _rows(
             "step keyword after mean last", (0, 0, 0, 0, 0), (50, 5, 3, 1, 0.9), (99, 4, 4, 3, 4), (999, 2, 5, 3, 9)
@@ -171,9 +181,11 @@ SPOILED: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "ag-translation-same-loss": ("guidance", "translation", {"model": "AG"}, {"loss": 4.2}),
     "ag-gaussian-higher-loss": ("guidance", "translation", {"model": "Gaussian"}, {"loss": 3.9}),
     "ag-low-resource": ("guidance", "low_resource", {"language": "Oromo", "guided": True}, {"loss": 3.1}),
+    "ag-electra-sooner": ("guidance-electra", "arms", {"guided": True}, {"left_at": 8_000}),
     **{f"ag-arm-sooner-{n}": ("guidance-arm", "convergence", {"norm": n, "guided": True}, {"steps": 21_000}) for n in ("post", "pre")},
     **{f"ag-arm-lower-{n}": ("guidance-arm", "convergence", {"norm": n, "guided": True}, {"loss": 2.5}) for n in ("post", "pre")},
     **{f"ag-arm-finetuned-{n}": ("guidance-arm", "finetuned", {"norm": n, "guided": True, "task": "RTE"}, {"accuracy": 60.0}) for n in ("post", "pre")},
+    **{f"ag-arm-lower-{k}": ("guidance-arm", "convergence", {"language": k, "guided": True}, {"loss": 3.5}) for k in ("oromo", "tagalog")},
     "ktiw-learned-under-uniform": ("ktiw-table2", "table_2", {"dataset": "SST"}, {"a_alpha_uf": 8.0}),
     "ktiw-proxy-approximates": ("ktiw-table2", "table_2", {"dataset": "SST"}, {"a_uf_px": 8.0}),
     "ktiw-attention-agrees-with-probe": ("ktiw-table2", "table_2", {"dataset": "SST"}, {"a_alpha_beta": 8.0}),
@@ -188,7 +200,10 @@ SPOILED: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "ktiw-mixture-fails": ("ktiw-permutations", "figure_3", {"panel": "mixture", "data": "control"}, {"learned": False}),
     "ktiw-bad-heads-fail": ("ktiw-multihead", "figure_6", {"heads": "all bad"}, {"learned": True}),
     "ktiw-one-good-head": ("ktiw-multihead", "figure_6", {"heads": "one good"}, {"learned": False}),
-    "ktiw-random-heads": ("ktiw-multihead", "figure_6", {"heads": "random"}, {"learned": False}),
+    "ktiw-random-heads": ("ktiw-multihead", "figure_6_area", {"heads": "random"}, {"area": 0.2}),
+    "ktiw-projected-bad-heads-fail": ("ktiw-multihead-projected", "figure_6_area", {"heads": "all bad"}, {"area": 0.9}),
+    "ktiw-projected-one-good-head": ("ktiw-multihead-projected", "figure_6", {"heads": "one good"}, {"learned": False}),
+    "ktiw-projected-random-heads": ("ktiw-multihead-projected", "figure_6", {"heads": "random"}, {"learned": False}),
     "ktiw-local-early": ("ktiw-local", "figure_7", {"step": 50}, {"after": 6}),
     "ktiw-not-local-late": ("ktiw-local", "figure_7", {"step": 999}, {"keyword": 10}),
     "ktiw-copy-not-permute": ("ktiw-permute-function", "section_6_2", {"task": "copy", "seed": 3}, {"steps": 900}),
@@ -261,7 +276,7 @@ SPOILED: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "abc-decoding-faster": ("abc-decoding", "figure_1", {"model": "softmax", "length": 4096}, {"tokens_per_second": 3000.0}),
     "abc-decoding-beats-rfa": ("abc-decoding", "figure_1", {"model": "RFA"}, {"tokens_per_second": 990.0}),
     "abc-decoding-t2r-faster": ("abc-decoding", "figure_1", {"model": "T2R"}, {"tokens_per_second": 900.0}),
-    "abc-decoding-memory": ("abc-decoding", "figure_2", {"model": "ABC_MLP"}, {"memory": 800.0}),
+    "abc-decoding-memory": ("abc-decoding", "figure_2", {"model": "ABC_MLP"}, {"memory": 801.0}),
     "abc-linear-time": ("abc-decoding", "exponents", {"model": "ABC_MLP"}, {"exponent": 1.6}),
     "ova-aware-is-exact": ("value-aware", "table_1", {"mechanism": "value-aware:r=d+1"}, {"mlm_error": 24.5}),
     "ova-oblivious-is-worse": ("value-aware", "table_1", {"mechanism": "top-r:r=d+1"}, {"mlm_error": 24.2}),
@@ -269,7 +284,7 @@ SPOILED: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "ova-one-key": ("value-aware", "table_1", {"mechanism": "value-aware:r=1"}, {"mlm_error": 97.0}),
     "ova-window-trails": ("value-aware", "figure_1", {"family": "window", "r": 65}, {"mlm_error": 10.0}),
     "ova-lsh-few-rounds": ("value-aware", "table_1", {"mechanism": "lsh:r=64,rounds=4"}, {"mlm_error": 40.0}),
-    "ova-lsh-many-rounds": ("value-aware", "table_1", {"mechanism": "lsh:r=512,rounds=16"}, {"mlm_error": 50.0}),
+    "ova-lsh-many-rounds": ("value-aware", "table_1", {"mechanism": "lsh:r=512,rounds=16"}, {"mlm_error": 60.0}),
     "ova-orf-is-poor": ("value-aware", "table_1", {"mechanism": "orf:features=256"}, {"mlm_error": 30.0}),
     "ova-kernels-exact": ("value-aware", "table_2", {"kernel": "elu", "mechanism": "value-aware:r=d+1"}, {"perplexity": 36.0}),
     "ova-kernels-oblivious": ("value-aware", "table_2", {"kernel": "elu", "mechanism": "top-r:r=d+1"}, {"perplexity": 35.0}),

@@ -216,7 +216,7 @@ def test_every_row_of_the_ledger_says_why_how_often_and_at_which_scale() -> None
 def test_every_paper_has_headline_claims() -> None:
     for folder in ("abc", "guidance", "ktiw", "effective", "value_aware"):
         line = headline(folder, as_the_papers_say())
-        assert line.startswith("Headline claims as they stand: ")
+        assert line.startswith("Headline claims as they stand:\n\n- ")
         assert line.count("**held**") == sum(bool(claim.headline) for claim in claims_in(folder)) >= 2
 
 
@@ -233,3 +233,22 @@ def test_commands_write_their_pages(tmp_path: Path) -> None:
     parse((tmp_path / "r.html").read_text())
     with pytest.raises(ValueError, match="is no folder"):
         report_claims(results=tmp_path / "nowhere")
+
+
+def test_undertrained_language_models_say_so_on_the_first_line_of_their_table(tmp_path: Path) -> None:
+    from papers.common.docs_tables import fill_tables
+    from papers.common.scale import TRAINED, undertrained
+
+    page = "<!-- table:papers/results/abc-lm.json#table_2a columns=model,perplexity -->\n<!-- /table -->"
+    (tmp_path / "papers" / "results").mkdir(parents=True)
+    for per_piece, short in ((TRAINED + 1, True), (TRAINED, False)):
+        rows = [{"model": "BASE", "context": 0, "perplexity": 200.0, "perplexity_per_token": per_piece}]
+        rows.append({**rows[0], "model": "Linformer", "perplexity_per_token": 500.0})
+        result = {"name": "abc-lm", "config": {"layers": 3, "width": 8}, "tables": {"table_2a": rows, "training": []}}
+        (tmp_path / "papers" / "results" / "abc-lm.json").write_text(json.dumps(result))
+        first = fill_tables(page, tmp_path).splitlines()[1]
+        assert first.startswith("**Undertrained: ") == short
+        assert ("61 per piece" in first) == short
+        assert (undertrained("abc-lm", "table_2b", result) is None) is True
+        row = next(c for c in claims_json({"abc-lm": result}) if c["name"] == "abc-close-to-base")
+        assert row["scale"].endswith(", undertrained") == short

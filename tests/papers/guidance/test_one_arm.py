@@ -13,6 +13,7 @@ from attnlab.data import load_tokeniser, train_wordpiece, write_store
 from papers.__main__ import main
 from papers.common.claims import HELD, NOT_HELD, NOT_TESTABLE, judge
 from papers.guidance.claims_arm import CLAIMS
+from papers.guidance.electra_arm import LEFT
 from papers.guidance.one_arm import PATTERNS, OneArm, guided_heads
 from papers.guidance.one_arm_tables import derived
 from tests.papers.common.test_smoke import write_glue
@@ -64,7 +65,7 @@ def _arms(losses: dict[tuple[bool, float, int], list[float]]) -> dict[str, list[
     """Arms with a held-out loss at every tenth of 100 updates."""
     arms, curves = [], []
     for (guided, lr, seed), curve in losses.items():
-        labels = {"norm": "post", "guided": guided, "lr": lr, "seed": seed}
+        labels = {"language": "english", "norm": "post", "guided": guided, "lr": lr, "seed": seed}
         arms.append({**labels, "steps": 100, "loss": curve[-1]})
         curves += [{**labels, "step": 10 * (i + 1), "loss": loss} for i, loss in enumerate(curve)]
     return {"arms": arms, "curves": curves}
@@ -87,3 +88,36 @@ def test_each_arm_counts_at_its_best_rate_and_time_is_counted_to_the_unguided_lo
 def test_a_curve_that_still_falls_decides_nothing(guided: list[float], plain: list[float], state: str) -> None:
     result = {"tables": derived(_arms({(True, 1e-3, 0): guided, (False, 1e-3, 0): plain}))}
     assert judge(CLAIM["ag-arm-lower-post"], {"guidance-arm": result}).state == state
+
+
+def test_an_arm_of_little_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    draw = np.random.default_rng(0)
+    for split in ("train", "dev"):
+        texts = [" ".join("".join(draw.choice(list("abcdefgh"), 3)) for _ in range(60)) + " ." for _ in range(40)]
+        (tmp_path / f"{split}.tsv").write_text("text\n" + "\n".join(texts) + "\n")
+    small = ["--steps", "2", "--tokens", "512", "--width", "16", "--layers", "3", "--language", "oromo"]
+    places = ["--corpus", str(tmp_path), "--work", str(tmp_path / "work"), "--out", str(tmp_path / "r.json")]
+    assert main(["guidance-arm", "--guided", *small, *places]) == 0
+    assert main(["guidance-arm", *small, *places]) == 0
+    tables = json.loads((tmp_path / "r.json").read_text())["tables"]
+    assert {(row["language"], row["guided"]) for row in tables["convergence"]} == {("oromo", True), ("oromo", False)}
+    assert (tmp_path / "work" / "runs" / "oromo-post-ag-lr0.001-seed0" / "result.json").exists()
+    assert main(["guidance-arm", *small, *places, "--glue", str(tmp_path)]) == 2
+    assert "GLUE's tasks are English" in capsys.readouterr().err
+
+
+def test_an_electra_alone(corpus: Path, tmp_path: Path) -> None:
+    small = ["--steps", "3", "--tokens", "512", "--width", "16", "--layers", "3"]
+    places = ["--corpus", str(corpus), "--work", str(tmp_path / "work"), "--out", str(tmp_path / "r.json")]
+    assert main(["guidance-electra-arm", *small, *places]) == 0
+    assert main(["guidance-electra-arm", "--guided", *small, *places]) == 0
+    tables = json.loads((tmp_path / "r.json").read_text())["tables"]
+    assert {(row["guided"], row["left_at"]) for row in tables["arms"]} == {(True, None), (False, None)}
+    assert [row["step"] for row in tables["curves"] if row["guided"]] == [0, 1, 2, 3]
+    # A detector of a few updates tells no tokens apart: its loss is no lower than the entropy of their share.
+    assert all(row["loss"] > LEFT * row["plateau"] for row in tables["curves"])
+    verdict = judge(CLAIM["ag-electra-sooner"], {"guidance-electra": {"tables": tables}})
+    assert verdict.state == NOT_TESTABLE
+    assert verdict.reason == "1 of 1 unguided detectors never left the plateau in 3 updates"
+    assert main(["guidance-electra-arm", *small, *places]) == 0
+    assert json.loads((tmp_path / "r.json").read_text())["tables"] == tables

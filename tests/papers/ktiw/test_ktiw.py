@@ -16,7 +16,7 @@ from attnlab.training import load_weights
 from papers.__main__ import main
 from papers.common.claims import NOT_TESTABLE, judge
 from papers.common.row_store import Part, gather
-from papers.ktiw import claims_training, permutations
+from papers.ktiw import claims_heads, permutations
 from papers.ktiw.assemble import write_toy_result
 from papers.ktiw.comparison import compare_runs, run_chosen
 from papers.ktiw.config import HeadsConfig, LocalConfig, PermutationsConfig, StudyConfig, study_config
@@ -233,6 +233,26 @@ def test_classifiers_start_from_glove_by_a_command(tmp_path: Path, glove: Path, 
     assert main(command) == 2
 
 
+def test_seeds_are_added_one_by_one(tmp_path: Path) -> None:
+    prepared, work, out = tmp_path / "prepared", tmp_path / "work", tmp_path / "table2.json"
+    prepared.mkdir()
+    save_corpus(classification(), prepared / "sst-trees.npz.xz")
+    sizes = ["--steps", "1", "--batch", "4", "--work", str(work), "--out", str(out)]
+    command = ["ktiw-table2", "--prepared", str(prepared), *sizes]
+    assert main(command) == 0
+    # A row of an earlier version, which had no seeds, is of the first one.
+    result = json.loads(out.read_text())
+    first = dict(result["tables"]["table_2"][0])
+    assert first.pop("seed") == 0
+    out.write_text(json.dumps(result | {"tables": {**result["tables"], "table_2": [first]}, "made_by": {}}))
+    assert main([*command, "--seed", "1"]) == 0
+    tables = json.loads(out.read_text())["tables"]
+    assert [(row["dataset"], row["seed"]) for row in tables["table_2"]] == [("SST", 0), ("SST", 1)]
+    assert {row["seed"] for row in tables["curve"]} == {0, 1}
+    facts = [json.loads((work / at / "sst-trees/second/run.json").read_text()) for at in ("", "seed-1")]
+    assert [fact["seed"] for fact in facts] == [1, 11]
+
+
 def test_word_vectors_are_for_classifiers(tmp_path: Path, glove: Path) -> None:
     with pytest.raises(ValueError, match="multi30k is a translation"):
         run_chosen([translation()], tmp_path, runs=("reference",), steps=1, batch=4, glove=glove)
@@ -288,10 +308,19 @@ def test_the_toy_experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert {r["verdict"] for r in tables["heads"]} == {"bad"}
     assert {r["heads"] for r in tables["figure_6"]} == {"random", "all bad"}
     written = write_toy_result("ktiw-multihead", rows.path, tmp_path / "r.json", config=asdict(config))
-    [claim] = [claim for claim in claims_training.CLAIMS if claim.name == "ktiw-one-good-head"]
+    [claim] = [claim for claim in claims_heads.CLAIMS if claim.name == "ktiw-one-good-head"]
     verdict = judge(claim, {"ktiw-multihead": written})
     assert verdict.state == NOT_TESTABLE
     assert verdict.reason == "of 4 initialisations 0 learn alone and 4 fail alone: 1 must learn"
+    # The mean accuracy of two evaluations, at the start and after ten updates.
+    first, last = (row for row in tables["figure_6_curves"] if row["heads"] == "random" and row["contexts"] == "sum")
+    area = next(row for row in written["tables"]["figure_6_area"] if (row["heads"], row["seed"]) == ("random", 1))
+    assert area["area"] == pytest.approx((first["accuracy"][1] + last["accuracy"][1]) / 2, abs=1e-4)
+    assert area["updates"] == 10
+    # Computed anew, nothing changes.
+    before = (tmp_path / "r.json").read_text()
+    assert main(["ktiw-multihead", "--tables-only", "--out", str(tmp_path / "r.json")]) == 0
+    assert (tmp_path / "r.json").read_text() == before
     monkeypatch.setattr(permutations, "LEARNED", -1.0)
     judged = Part(tmp_path / "judged.json")
     good, bad = permutations.judge_heads(config, judged)
@@ -340,8 +369,8 @@ def test_commands_of_the_toy_models_run_the_literal_one(
 def test_a_head_has_the_same_weights_alone_and_among_others(literal: bool) -> None:
     config = PermutationsConfig(length=4, width=5, literal=literal)
     task = permutations.figure_3_tasks(config)["permutations", "hard"]
-    both = permutations._with_heads(config, task, [7, 9])
-    alone = permutations._with_heads(config, task, [9])
+    both = permutations.with_heads(config, task, [7, 9])
+    alone = permutations.with_heads(config, task, [9])
     assert torch.equal(both.attention.query.weight[5:], alone.attention.query.weight)
     assert torch.equal(both.hidden.weight, alone.hidden.weight)  # type: ignore[union-attr]
 

@@ -189,6 +189,21 @@ def test_masked_models_trained_again_leave_no_row_of_earlier_ones(tmp_path: Path
     assert judge(verdict, {"value-aware": second}).state == "not testable at this scale"
 
 
+def test_seeds_of_causal_models_stand_beside_each_other_and_other_settings_do_not(tmp_path: Path) -> None:
+    results = []
+    for seed, steps in ((0, 3), (1, 3), (0, 9)):
+        config = replace(CONFIG, seed=seed, lm_steps=steps)
+        part = Part(tmp_path / f"{seed}-{steps}" / "lm-exp.json", keys=KEYS)
+        part.path.parent.mkdir()
+        part.row("table_2", kernel="exp", mechanism="softmax", seed=seed, perplexity=7.0 + seed)
+        results.append(collect(config, part.path.parent, ["lm-exp"]))
+    both = merged_with(results[0], results[1])
+    assert [(row["seed"], row["perplexity"]) for row in both["tables"]["table_2"]] == [(0, 7.0), (1, 8.0)]
+    assert all(row["perplexity_paper"] == 30.5 for row in both["tables"]["table_2"])
+    longer = merged_with(both, results[2])
+    assert [row["seed"] for row in longer["tables"]["table_2"]] == [0]
+
+
 def test_parts_that_are_late_are_ended_and_named(corpus: Path, model: Path, tmp_path: Path) -> None:
     out = tmp_path / "value-aware.json"
     result = reproduce(CONFIG, folders=Folders(corpus, model), out=out, work=tmp_path / "work", only="lm", seconds=0.1)
