@@ -9,12 +9,14 @@ from typing import NamedTuple
 
 from attnlab.fields import check_fields
 
-__all__ = ["STAGES", "Distillation", "RowShape", "StageProgress", "row_shape"]
+__all__ = ["STAGES", "Distillation", "RowShape", "StageProgress", "near_rate", "row_shape"]
 
 # In the order in which they are run.
 STAGES = ("heads", "hidden", "logits")
 TRAINED = ("all", "attention")
 LARGEST_FLOAT32 = 3e38
+# Of the rate of a student far from its teacher, that of one which is at it.
+LEAST_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,9 @@ class Distillation:
     heads_lr: float = 1e-2
     hidden_lr: float = 5e-4
     logits_lr: float = 5e-4
+    # With held-out text: hidden_lr and logits_lr are those of a student that begins far from its teacher, and one that
+    # begins near it has lower ones (``near_rate``). Not where the text itself is learned (hard), which is as far.
+    scale_lr: bool = False
     warmup: float = 0.1
     weight_decay: float = 0.01
     clip: float = 1.0
@@ -92,9 +97,28 @@ class Distillation:
         return float(getattr(self, f"{stage}_lr"))
 
     @property
+    def scales_lr(self) -> bool:
+        """Whether the rate follows from the student's distance at a stage's start."""
+        return self.scale_lr and self.hard == 0
+
+    @property
     def steps(self) -> int:
         """The updates of all stages."""
         return sum(map(self.steps_of, STAGES))
+
+
+def near_rate(lr: float, kl: float) -> float:
+    """The highest rate for a student whose predictions are ``kl`` nats a token from its teacher's: lr sqrt(kl) or lr.
+
+    Near its minimum KL grows with the square of the parameters' distance from it. Adam moves every parameter by about
+    the rate in a step, however small the gradient, and so leaves a KL that grows with the square of the rate. Both are
+    kept in the same proportion to the KL at the start by a rate that grows with its root.
+
+    >>> [near_rate(3e-4, kl) for kl in (4.0, 1.0, 0.16, 0.0)]
+    [0.0003, 0.0003, 0.00012, 3e-06]
+    """
+    # Three digits, which all machines agree on; at least a hundredth of the rate, for a distance that is rounding.
+    return float(f"{lr * min(1.0, max(LEAST_SHARE, math.sqrt(max(kl, 0.0)))):.3g}")
 
 
 @dataclass(frozen=True)
