@@ -3,7 +3,7 @@
     python benchmarks/distillation_rate.py runs/rate --model stories15M/ --text lambada_test.jsonl
 
 A tight window starts far from its teacher, a bounded memory nearer, a plan with most of softmax's cache very near. Each
-is distilled for the same steps on the same tokens by every fixed rate, and by the one of the rule (``near_rate``). A row
+is distilled for the same steps on the same tokens by every fixed rate, and by that of the rule (``near_rate``). A row
 has the KL on held-out text at the start, after the last step, and of the student that is saved. The same command goes
 on where it was interrupted. ``--tiny`` is a dry run on a small random model and the text that the package ships.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from storing import make_results, read_results, write_results
+from tiny_models import tiny_language_model
 
 from attnlab.adapters import Plan, load_model
 from attnlab.adapters.distillation import Distillation
@@ -23,7 +24,6 @@ from attnlab.data.text_folders import text_files, token_stream
 from attnlab.evaluation.plan_conversion import plan_conversion
 from attnlab.pretraining.conversion import ConversionConfig, convert_model
 from attnlab.training import read_metrics
-from tiny_models import tiny_language_model
 
 TABLE = "rates"
 KL = "held-out/kl"
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("work", type=Path, help="the folder of the runs")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--rates", type=float, nargs="+", default=[3e-4, 1e-4, 3e-5, 1e-5])
+    parser.add_argument("--rates", type=float, nargs="+", default=[3e-4, 3e-5, 3e-6])
     parser.add_argument("--lr", type=float, default=3e-4, help="the rate that the rule scales")
     parser.add_argument("--window", default="window:r=8")
     parser.add_argument("--memory", default="abc-select:slots=16,window=16,sinks=4")

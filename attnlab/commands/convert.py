@@ -19,7 +19,7 @@ __all__ = ["arguments", "run"]
 STAGES = "heads=0.05,logits=0.95"
 # The rate of a student that begins far from its teacher.
 LR = 3e-4
-RATE = f"(default: {LR:g} times the root of the student's KL from its teacher at the start, if that is below 1)"
+RATE = f"(default: {LR:g}, less for a student near its teacher and for fewer tokens in a step)"
 LENGTHS = "512=0.4,1024=0.4,2048=0.2"
 COUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*([kMG]?)")
 SIZES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}

@@ -158,7 +158,8 @@ def _run_in_folder(
 
     stage = loss.stage
     steps = settings.steps_of(stage)
-    lr = _rate(folder, settings, stage, watch)
+    tokens = source.batch(first)["input_ids"].numel()
+    lr = _rate(folder, settings, stage, watch, tokens)
     on_cpu = next(student.parameters()).device.type == "cpu"
     training = Settings(
         steps=steps,
@@ -170,10 +171,10 @@ def _run_in_folder(
         log_every=min(settings.every, steps),
         checkpoint_every=settings.checkpoint_every,
         watch=KL if watch.batches else None,
-        tokens=source.batch(first)["input_ids"].numel(),
+        tokens=tokens,
     )
     if os.environ.get("RANK", "0") == "0":
-        say(f"{folder.name}: {steps} steps of {training.tokens:,} tokens, learning rate up to {lr:.3g}")
+        say(f"{folder.name}: {steps} steps of {tokens:,} tokens, learning rate up to {lr:.3g}")
     data = {"tokens": source.checksum()} if hasattr(source, "checksum") else None
     # When a checkpoint is written is part of the loop's settings, which may change.
     described = {name: value for name, value in asdict(settings).items() if name != "checkpoint_every"}
@@ -192,12 +193,16 @@ def _run_in_folder(
         resume=(folder / "run.json").exists() or int(os.environ.get("WORLD_SIZE", "1")) > 1,
     )
     if watch.batches:
-        load_weights(student, folder, which="best")
+        best = load_weights(student, folder, which="best")
+        if best < steps and os.environ.get("RANK", "0") == "0":
+            say(
+                f"{folder.name}: the student of step {best} is the nearest to its teacher on held-out text, and is kept"
+            )
     lines = [line for line in read_metrics(folder) if line["kind"] == "train"]
     return [StageProgress(stage, line["step"], line["values"]["loss"], line["seconds"]) for line in lines]
 
 
-def _rate(folder: Path, settings: Distillation, stage: str, watch: HeldOut) -> float:
+def _rate(folder: Path, settings: Distillation, stage: str, watch: HeldOut, tokens: int) -> float:
     """The highest rate of a stage; one that follows from the student's distance is the one the stage was begun with."""
     from attnlab.training.runs import read_run
 
@@ -205,7 +210,7 @@ def _rate(folder: Path, settings: Distillation, stage: str, watch: HeldOut) -> f
         return settings.lr_of(stage)
     if (folder / "run.json").exists():
         return float(read_run(folder)["config"]["training"]["recipe"]["lr"])
-    return near_rate(settings.lr_of(stage), watch.losses()[KL])
+    return near_rate(settings.lr_of(stage), watch.losses()[KL], tokens)
 
 
 class HeldOut(Callback):

@@ -17,6 +17,8 @@ TRAINED = ("all", "attention")
 LARGEST_FLOAT32 = 3e38
 # Of the rate of a student far from its teacher, that of one which is at it.
 LEAST_SHARE = 0.01
+# Tokens in a step from which on a rate needs no lowering.
+MANY_TOKENS = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,8 @@ class Distillation:
     heads_lr: float = 1e-2
     hidden_lr: float = 5e-4
     logits_lr: float = 5e-4
-    # With held-out text: hidden_lr and logits_lr are those of a student that begins far from its teacher, and one that
-    # begins near it has lower ones (``near_rate``). Not where the text itself is learned (hard), which is as far.
+    # With held-out text: hidden_lr and logits_lr are those of a student that begins far from its teacher, in large steps;
+    # one that begins near it has lower ones (``near_rate``). Not where the text itself is learned (hard).
     scale_lr: bool = False
     warmup: float = 0.1
     weight_decay: float = 0.01
@@ -107,18 +109,23 @@ class Distillation:
         return sum(map(self.steps_of, STAGES))
 
 
-def near_rate(lr: float, kl: float) -> float:
-    """The highest rate for a student whose predictions are ``kl`` nats a token from its teacher's: lr sqrt(kl) or lr.
+def near_rate(lr: float, kl: float, tokens: int) -> float:
+    """The highest rate of a student ``kl`` nats a token from its teacher, ``tokens`` of them in a step.
 
-    Near its minimum KL grows with the square of the parameters' distance from it. Adam moves every parameter by about
-    the rate in a step, however small the gradient, and so leaves a KL that grows with the square of the rate. Both are
-    kept in the same proportion to the KL at the start by a rate that grows with its root.
+    ``lr`` is that of a student 1 nat away or further, in steps of 32,768 tokens or more. Near its minimum KL grows with
+    the square of the parameters' distance from it; Adam moves every parameter by about the rate, however small the
+    gradient, and so leaves a KL that grows with the square of the rate. A rate that grows with the root of the KL at the
+    start keeps both in proportion. Fewer tokens make a gradient of more noise: Adam's rate then falls with the root of
+    their number (Malladi et al., 2022, arXiv:2205.10287).
 
-    >>> [near_rate(3e-4, kl) for kl in (4.0, 1.0, 0.16, 0.0)]
+    >>> [near_rate(3e-4, kl, 1 << 15) for kl in (4.0, 1.0, 0.16, 0.0)]
     [0.0003, 0.0003, 0.00012, 3e-06]
+    >>> near_rate(3e-4, 1.0, 1 << 13)
+    0.00015
     """
-    # Three digits, which all machines agree on; at least a hundredth of the rate, for a distance that is rounding.
-    return float(f"{lr * min(1.0, max(LEAST_SHARE, math.sqrt(max(kl, 0.0)))):.3g}")
+    # At least a hundredth of the rate, for a distance that is rounding; three digits, which all machines agree on.
+    near = max(LEAST_SHARE, math.sqrt(min(1.0, max(kl, 0.0))))
+    return float(f"{lr * near * math.sqrt(min(1.0, tokens / MANY_TOKENS)):.3g}")
 
 
 @dataclass(frozen=True)
