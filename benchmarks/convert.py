@@ -5,16 +5,16 @@
 
 Students are trained by the command's own code: one in which every head is bounded (``--mechanism``), and at a share of
 softmax's cache (``--budget``) a plan, and at equal bytes one size of memory for all heads, whole layers with softmax
-and the rest bounded, sinks and a window, abc-hybrid and abc-mlp. They are evaluated beside their teacher, and beside the
-teacher with evicted caches of the same share. With pure distillation (``--hard 0``) a softmax student would stay its
-teacher, so the teacher is the only reference.
+and the rest bounded, sinks and a window, abc-hybrid and abc-mlp. They are evaluated beside their teacher, and beside
+the teacher with evicted caches of the same share. With pure distillation (``--hard 0``) a softmax student would stay
+its teacher, so the teacher is the only reference.
 
 A loss over windows that are read in one piece knows nothing of eviction, which cuts the cache after a prompt.
 ``continuation`` is a loss that does: of the last tokens of a stretch of text, whose cache is cut before them, as
 `attnlab judge` has it. The table ``conversion`` has a row for each student and seed, ``arms`` means over seeds,
 ``against`` the plan's distance from every other arm on the same windows and cases. The same command goes on where it
-was interrupted, and rows of other seeds stay. ``benchmarks/wikitext.py`` makes the text of the loss. ``--tiny`` runs all
-of it with a small random model on a CPU, to see that everything fits together.
+was interrupted, and rows of other seeds stay. ``benchmarks/wikitext.py`` makes the text of the loss. ``--tiny`` runs
+all of it with a small random model on a CPU, to see that everything fits together.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from attnlab.pretraining.conversion import ConversionConfig, convert_model
 from attnlab.registry import spec_of
 from attnlab.training import read_result
 
-KEYS = {ROWS: ["model", "seed"], "arms": ["model"], "against": ["arm", "task"]}
+KEYS = {ROWS: ["model", "budget", "seed"], "arms": ["model", "budget"], "against": ["arm", "budget", "task"]}
 # The rate of a student that begins far from its teacher, as the command has it.
 LR = 3e-4
 # By task, the values of single windows and cases.
@@ -84,8 +84,8 @@ class Config:
 
 
 TINY = Config(
-    "", mechanism="abc-select:slots=4,window=4,sinks=1,block=1", minutes=None, tokens=256, length=64, batch=64, budget=0.6,
-    compile=False, window=32, windows=3, passages=2, cases=2, needle=128, dtype="float32",
+    "", mechanism="abc-select:slots=4,window=4,sinks=1,block=1", minutes=None, tokens=256, length=64, batch=64,
+    budget=0.6, compile=False, window=32, windows=3, passages=2, cases=2, needle=128, dtype="float32",
 )  # fmt: skip
 
 
@@ -111,13 +111,18 @@ def convert_one(config: Config, name: str, seed: int, text: Path, work: Path) ->
             return layers_plan(loaded, texts, bounded=config.mechanism, **at_seed)
         return plan_conversion(loaded.model, texts, tokenizer=loaded.tokenizer, **at_seed)
 
-    result = convert_model(conversion, run_dir=run_of(work, name, seed), make_plan=planned, tokens=work / "tokens")
+    result = convert_model(
+        conversion,
+        run_dir=run_of(work, name, config.budget) / f"seed-{seed}",
+        make_plan=planned,
+        tokens=work / "tokens",
+    )
     return {**result, "seconds": time.perf_counter() - began}
 
 
-def run_of(work: Path, arm: str, seed: int) -> Path:
-    """The folder of a student."""
-    return work / arm / f"seed-{seed}"
+def run_of(work: Path, arm: str, budget: float) -> Path:
+    """The folder of an arm's students; one arm has a size of its own."""
+    return work / (arm if arm == "bounded" else f"{arm}-{budget:g}")
 
 
 def settings_of(config: Config, files: argparse.Namespace) -> TaskSettings:
@@ -151,8 +156,11 @@ def scores(
 
 
 def values_of(task: dict[str, Any]) -> list[float]:
-    """A task's single values; windows of the loss have as many tokens each."""
-    return [case["recall"] for case in task["cases"]] if "cases" in task else list(task["values"])
+    """A task's single values; a window of the loss counts by its tokens, so that the values' mean is the loss."""
+    if "cases" in task:
+        return [case["recall"] for case in task["cases"]]
+    weights = task.get("weights") or [1] * len(task["values"])
+    return [value * weight * len(weights) / sum(weights) for value, weight in zip(task["values"], weights, strict=True)]
 
 
 @torch.no_grad()
@@ -193,12 +201,13 @@ def evaluated(config: Config, args: argparse.Namespace) -> Iterator[tuple[dict[s
     row = partial(row_of, teacher=first)
     yield row({"model": "teacher", "cache": 1.0, "softmax_heads": softmax_heads(teacher)}, first), first
     for name in ARMS:
-        for run in sorted((args.work / name).glob("seed-*")):
+        for run in sorted(run_of(args.work, name, config.budget).glob("seed-*")):
             if not (run / "model").is_dir():
                 continue
             student = loaded_for_evaluation(run / "model", config)
             labels = {
-                "model": ARMS[name], "seed": int(run.name.removeprefix("seed-")),
+                "model": ARMS[name], "budget": None if name == "bounded" else config.budget,
+                "seed": int(run.name.removeprefix("seed-")),
                 "cache": cache_bytes(student.model, config.length) / whole, "softmax_heads": softmax_heads(student),
             }  # fmt: skip
             own = scores(config, student, args, answers, cases)
@@ -212,7 +221,8 @@ def evaluated(config: Config, args: argparse.Namespace) -> Iterator[tuple[dict[s
             own = {task.split()[0]: values_of(values) for task, values in found["tasks"].items()}
             if "scores" in losses[policy]:
                 own["continuation"] = losses[policy]["scores"]
-            yield row({"model": f"eviction, {policy}", "cache": config.budget, "softmax_heads": 0}, own), own
+            labels = {"model": f"eviction, {policy}", "budget": config.budget, "cache": config.budget}
+            yield row(labels, own), own
 
 
 def softmax_heads(loaded: LoadedModel) -> int:
@@ -276,7 +286,7 @@ def main() -> None:
     assert made is not None
     derived = {"arms": means(made["tables"][ROWS])}
     if ARMS["plan"] in by_arm:
-        derived["against"] = list(against(by_arm, ARMS["plan"]))
+        derived["against"] = [{"budget": config.budget, **row} for row in against(by_arm, ARMS["plan"])]
     write_results(args.out, write(derived), before=made)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+import storing  # noqa: F401  the repository on the path
+
 from attnlab.evaluation.intervals import mean_interval, paired_interval
 
 __all__ = ["ROWS", "TASKS", "against", "means", "row_of", "with_seeds"]
@@ -18,7 +20,7 @@ TASKS = {"loss": ("loss", True), "book": ("book_loss", True), "continuation": ("
 # Columns of which several seeds have a mean and an interval, and those that all seeds share.
 MEASURED = ("loss", "loss_above", "book_loss", "book_loss_above", "continuation", "continuation_above", "lambada",
             "needle", "training_tokens", "tokens_per_second")  # fmt: skip
-SHARED = ("cache", "softmax_heads")
+SHARED = ("budget", "cache", "softmax_heads")
 WITH_INTERVAL = ("loss_above", "continuation_above", "needle")
 
 
@@ -44,14 +46,16 @@ def with_seeds(results: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def means(rows: Sequence[Row]) -> list[Row]:
-    """One row for each model: means over its seeds, with 95 % intervals (Student's) where there are several."""
-    return [
-        _mean(name, [row for row in rows if row["model"] == name]) for name in dict.fromkeys(r["model"] for r in rows)
-    ]
+    """One row for each model and budget: means over seeds, with 95 % intervals (Student's) where there are several."""
+    by_arm: dict[tuple[str, float | None], list[Row]] = {}
+    for row in rows:
+        by_arm.setdefault((row["model"], row.get("budget")), []).append(row)
+    return [_mean(own) for own in by_arm.values()]
 
 
-def _mean(name: str, rows: Sequence[Row]) -> Row:
-    made: Row = {"model": name, "seeds": len(rows), **{key: rows[0][key] for key in SHARED if key in rows[0]}}
+def _mean(rows: Sequence[Row]) -> Row:
+    made: Row = {"model": rows[0]["model"], "seeds": len(rows)}
+    made |= {key: rows[0][key] for key in SHARED if rows[0].get(key) is not None}
     for column in MEASURED:
         values = [row[column] for row in rows if row.get(column) is not None]
         if values:

@@ -35,8 +35,8 @@ class Distillation:
     heads_lr: float = 1e-2
     hidden_lr: float = 5e-4
     logits_lr: float = 5e-4
-    # With held-out text: hidden_lr and logits_lr are those of a student that begins far from its teacher, in large steps;
-    # one that begins near it has lower ones (``near_rate``). Not where the text itself is learned (hard).
+    # With held-out text: hidden_lr and logits_lr are for large steps of a student that begins far from its teacher, and
+    # lower ones are taken elsewhere (``near_rate``). Not where the text itself is learned (hard).
     scale_lr: bool = False
     warmup: float = 0.1
     weight_decay: float = 0.01
@@ -114,9 +114,9 @@ def near_rate(lr: float, kl: float, tokens: int) -> float:
 
     ``lr`` is that of a student 1 nat away or further, in steps of 32,768 tokens or more. Near its minimum KL grows with
     the square of the parameters' distance from it; Adam moves every parameter by about the rate, however small the
-    gradient, and so leaves a KL that grows with the square of the rate. A rate that grows with the root of the KL at the
-    start keeps both in proportion. Fewer tokens make a gradient of more noise: Adam's rate then falls with the root of
-    their number (Malladi et al., 2022, arXiv:2205.10287).
+    gradient, and so leaves a KL that grows with the square of the rate. A rate that grows with the root of the KL at
+    the start keeps both in proportion. Fewer tokens make a gradient of more noise: Adam's rate then falls with the root
+    of their number (Malladi et al., 2022, arXiv:2205.10287).
 
     >>> [near_rate(3e-4, kl, 1 << 15) for kl in (4.0, 1.0, 0.16, 0.0)]
     [0.0003, 0.0003, 0.00012, 3e-06]
