@@ -28,6 +28,7 @@ from attnlab.training import read_metrics
 TABLE = "rates"
 KL = "held-out/kl"
 RULE = "by the rule"
+STARTS = ("tight window", "bounded memory", "generous plan")
 
 
 def generous_plan(args: argparse.Namespace) -> dict[str, Any]:
@@ -68,13 +69,12 @@ def distilled(args: argparse.Namespace, start: str, ways: dict[str, Any], rate: 
 
 
 def rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    starts: dict[str, dict[str, Any]] = {
-        "tight window": {"mechanism": args.window},
-        "bounded memory": {"mechanism": args.memory},
-        "generous plan": {"plan": generous_plan(args)},
-    }
+    ways_of = {"mechanism": args.window}, {"mechanism": args.memory}, {"plan": generous_plan(args)}
+    starts: dict[str, dict[str, Any]] = dict(zip(STARTS, ways_of, strict=True))
     for rate in (None, *args.rates):
         for start, ways in starts.items():
+            if start not in args.starts:
+                continue
             yield {"model": args.model.name, "start": start, **distilled(args, start, ways, rate)}
 
 
@@ -83,6 +83,7 @@ def main() -> None:
     parser.add_argument("work", type=Path, help="the folder of the runs")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--starts", nargs="+", choices=STARTS, default=STARTS)
     parser.add_argument("--rates", type=float, nargs="+", default=[3e-4, 3e-5, 3e-6])
     parser.add_argument("--lr", type=float, default=3e-4, help="the rate that the rule scales")
     parser.add_argument("--window", default="window:r=8")
@@ -97,7 +98,11 @@ def main() -> None:
         args.model = tiny_language_model(args.work / "tiny-model")
         args.rates, args.steps, args.batch, args.length = [3e-4], 4, 1, 64
         args.memory = "abc-select:slots=4,window=4,sinks=1,block=1"
-    config = {name: value for name, value in vars(args).items() if name not in ("work", "out", "text", "model", "tiny")}
+    config = {
+        name: value
+        for name, value in vars(args).items()
+        if name not in ("work", "out", "text", "model", "tiny", "starts")
+    }
     for row in rows(args):
         print(row, flush=True)
         result = make_results("distillation_rate", "ABC", {TABLE: [row]}, config=config,
