@@ -1,34 +1,48 @@
 """A real language model with a bounded memory: what `attnlab convert` makes of it in some minutes, and what that costs.
 
-    python benchmarks/convert.py runs/convert --model smollm2 --text corpus/ --minutes 15 \\
+    python benchmarks/convert.py runs/convert --model smollm2 --text corpus/ --minutes 15 --seeds 0 1 2 \\
         --loss-text wikitext.txt --book moby-dick.txt --lambada lambada_test.jsonl
 
-Students are trained by the command's own code: one in which every head is bounded (``--mechanism``), and with a share
-of softmax's cache (``--budget``) a plan, one size of memory for all heads, and sinks and a window for all heads. They
-are evaluated beside their teacher and beside the teacher with evicted caches of the same share. With pure distillation
-(``--hard 0``) a softmax student would stay its teacher, so the teacher is the only reference. The same command goes on
-where it was interrupted. ``benchmarks/wikitext.py`` makes the text of the loss.
+Students are trained by the command's own code: one in which every head is bounded (``--mechanism``), and at a share of
+softmax's cache (``--budget``) a plan, and at equal bytes one size of memory for all heads, whole layers with softmax
+and the rest bounded, sinks and a window, abc-hybrid and abc-mlp. They are evaluated beside their teacher, and beside
+the teacher with evicted caches of the same share. With pure distillation (``--hard 0``) a softmax student would stay
+its teacher, so the teacher is the only reference.
+
+A loss over windows that are read in one piece knows nothing of eviction, which cuts the cache after a prompt.
+``continuation`` is a loss that does: of the last tokens of a stretch of text, whose cache is cut before them, as
+`attnlab judge` has it. The table ``conversion`` has a row for each student and seed, ``arms`` means over seeds,
+``against`` the plan's distance from every other arm on the same windows and cases. The same command goes on where it
+was interrupted, and rows of other seeds stay. ``benchmarks/wikitext.py`` makes the text of the loss. ``--tiny`` runs
+all of it with a small random model on a CPU, to see that everything fits together.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from convert_arms import ARMS, PLANNED, layers_plan, spec_for
+from convert_tables import ROWS, against, means, row_of, with_seeds
 from storing import make_results, read_results, write_results
+from tiny_models import tiny_language_model, tiny_text
+from torch.nn.functional import cross_entropy
 
-from attnlab.adapters import LoadedModel, load_model
+from attnlab.adapters import LoadedModel, Plan, load_model
 from attnlab.adapters.cache_bytes import cache_bytes, layer_shapes
 from attnlab.adapters.distillation import Distillation
 from attnlab.adapters.protocol import adapter_of
 from attnlab.devices import best_device
-from attnlab.evaluation.candidates import fitting
 from attnlab.evaluation.evaluate import EvaluateConfig, evaluate
+from attnlab.evaluation.judge import judge
+from attnlab.evaluation.judge_cases import JudgeCase
+from attnlab.evaluation.judge_grid import JudgeConfig, make_cells
 from attnlab.evaluation.plan_conversion import plan_conversion
 from attnlab.evaluation.plans import head_specs
 from attnlab.evaluation.tasks import TaskSettings
@@ -36,14 +50,11 @@ from attnlab.pretraining.conversion import ConversionConfig, convert_model
 from attnlab.registry import spec_of
 from attnlab.training import read_result
 
-TABLE = "conversion"
-# What the table calls the students.
-ARMS = {
-    "bounded": "every head bounded",
-    "plan": "plan",
-    "uniform": "one size for all heads",
-    "window": "sinks and window",
-}
+KEYS = {ROWS: ["model", "budget", "seed"], "arms": ["model", "budget"], "against": ["arm", "budget", "task"]}
+# The rate of a student that begins far from its teacher, as the command has it.
+LR = 3e-4
+# By task, the values of single windows and cases.
+Scores = dict[str, list[float]]
 
 
 @dataclass(frozen=True)
@@ -52,16 +63,17 @@ class Config:
     # Every head: 128 keys' worth of memory in bfloat16; 124 keys, each with a score and a place.
     mechanism: str = "abc-select:slots=56,window=64,sinks=4"
     budget: float = 0.25
-    minutes: float = 15.0
+    minutes: float | None = 15.0
     tokens: int = 1_000_000_000
     # Rows of training, and the length at which a cache is counted and planned for.
     length: int = 2048
     batch: int = 32768
-    lr: float = 3e-4
+    # None: by the student's distance at the start.
+    lr: float | None = None
     repeats: float = 0.1
     hard: float = 0.0
     heads_share: float = 0.05
-    seed: int = 0
+    seeds: tuple[int, ...] = (0,)
     compile: bool = True
     window: int = 1024
     windows: int = 64
@@ -71,38 +83,46 @@ class Config:
     dtype: str = "bfloat16"
 
 
-def spec_for(config: Config, name: str) -> str | None:
-    """The one mechanism of a student, None of a plan."""
-    if name in ("bounded", "plan"):
-        return config.mechanism if name == "bounded" else None
-    teacher = load_model(config.model, dtype=getattr(torch, config.dtype)).model
-    shapes = layer_shapes(teacher)
-    of_head = int(config.budget * cache_bytes(teacher, config.length)) // sum(shape.groups for shape in shapes)
-    with_slots, without = fitting(shapes[0], config.length, of_head)
-    return with_slots if name == "uniform" else without
+TINY = Config(
+    "", mechanism="abc-select:slots=4,window=4,sinks=1,block=1", minutes=None, tokens=256, length=64, batch=64,
+    budget=0.6, compile=False, window=32, windows=3, passages=2, cases=2, needle=128, dtype="float32",
+)  # fmt: skip
 
 
-def convert_one(config: Config, name: str, text: Path, folder: Path) -> dict[str, Any]:
+def convert_one(config: Config, name: str, seed: int, text: Path, work: Path) -> dict[str, Any]:
     """Train one student, or go on with it; what its result says, and the seconds that all of it took."""
     began = time.perf_counter()
     settings = Distillation(
-        logits_lr=config.lr, batch=config.batch // config.length, length=config.length, repeats=config.repeats,
-        hard=config.hard, seed=config.seed, compile=config.compile and best_device().type == "cuda", evaluations=4,
+        logits_lr=LR if config.lr is None else config.lr, scale_lr=config.lr is None,
+        batch=config.batch // config.length, length=config.length, repeats=config.repeats, hard=config.hard, seed=seed,
+        compile=config.compile and best_device().type == "cuda", evaluations=4,
     )  # fmt: skip
+    at_budget: dict[str, Any] = {"budget": config.budget, "length": config.length}
+    spec = spec_for(name, config.model, bounded=config.mechanism, dtype=config.dtype, **at_budget)
     conversion = ConversionConfig(
-        model=config.model, text=(str(text),), mechanism=spec_for(config, name),
-        budget=config.budget if name == "plan" else None, tokens=config.tokens, minutes=config.minutes,
+        model=config.model, text=(str(text),), mechanism=spec, budget=config.budget if name in PLANNED else None,
+        tokens=config.tokens, minutes=config.minutes,
         stages=(("heads", config.heads_share), ("logits", 1 - config.heads_share)), settings=settings,
     )  # fmt: skip
 
-    def planned(loaded: LoadedModel, texts: Any) -> Any:
-        return plan_conversion(
-            loaded.model, texts, tokenizer=loaded.tokenizer, budget=config.budget, length=config.length,
-            tokens=8 * config.length, seed=config.seed,
-        )  # fmt: skip
+    def planned(loaded: LoadedModel, texts: Any) -> Plan:
+        at_seed = {**at_budget, "tokens": 8 * config.length, "seed": seed}
+        if name == "layers":
+            return layers_plan(loaded, texts, bounded=config.mechanism, **at_seed)
+        return plan_conversion(loaded.model, texts, tokenizer=loaded.tokenizer, **at_seed)
 
-    result = convert_model(conversion, run_dir=folder, make_plan=planned, tokens=folder.parent / "tokens")
+    result = convert_model(
+        conversion,
+        run_dir=run_of(work, name, config.budget) / f"seed-{seed}",
+        make_plan=planned,
+        tokens=work / "tokens",
+    )
     return {**result, "seconds": time.perf_counter() - began}
+
+
+def run_of(work: Path, arm: str, budget: float) -> Path:
+    """The folder of an arm's students; one arm has a size of its own."""
+    return work / (arm if arm == "bounded" else f"{arm}-{budget:g}")
 
 
 def settings_of(config: Config, files: argparse.Namespace) -> TaskSettings:
@@ -113,28 +133,48 @@ def settings_of(config: Config, files: argparse.Namespace) -> TaskSettings:
     )  # fmt: skip
 
 
-def scores(config: Config, model: LoadedModel, files: argparse.Namespace, answers: Path) -> dict[str, Any]:
-    """The model's scores by task."""
+def continuations(config: Config, files: argparse.Namespace) -> JudgeConfig:
+    """Policies at the budget, and stretches of the text whose last tokens are scored after the cache is cut."""
+    settings = replace(settings_of(config, files), lengths=(config.length,))
+    policies = tuple(files.policies) or ("streaming-llm",)
+    return JudgeConfig(policies, budgets=(config.budget,), tasks=("loss",), settings=settings)
+
+
+def scores(
+    config: Config, model: LoadedModel, files: argparse.Namespace, answers: Path, cases: Sequence[JudgeCase]
+) -> Scores:
+    """The values of all windows and cases by task."""
     tasks = ("loss", *(("lambada",) if files.lambada else ()), "needle")
     measured = evaluate(model, config=EvaluateConfig(tasks, settings_of(config, files), batch=16), answers=answers)
-    of_tasks = dict(measured["rows"][0]["tasks"])
+    found = {name: values_of(task) for name, task in measured["rows"][0]["tasks"].items()}
     if files.book:
         book = TaskSettings(text=files.book, window=config.window, windows=max(1, config.windows // 4))
         again = evaluate(model, config=EvaluateConfig(("loss",), book, batch=16))
-        of_tasks["book"] = again["rows"][0]["tasks"]["loss"]
-    return of_tasks
+        found["book"] = values_of(again["rows"][0]["tasks"]["loss"])
+    found["continuation"] = continuation_losses(model, cases)
+    return {name.split()[0]: values for name, values in found.items()}
 
 
-def row_of(name: str, tasks: dict[str, Any], teacher: dict[str, Any]) -> dict[str, Any]:
-    """A line of the table."""
-    row: dict[str, Any] = {"model": name}
-    for column, task in (("loss", "loss"), ("book_loss", "book")):
-        if task in tasks:
-            row |= {column: tasks[task]["loss"], f"{column}_above": tasks[task]["loss"] - teacher[task]["loss"]}
-    for task, values in tasks.items():
-        if task not in ("loss", "book"):
-            row[task.split()[0]] = values["recall" if "recall" in values else "acc"]
-    return row
+def values_of(task: dict[str, Any]) -> list[float]:
+    """A task's single values; a window of the loss counts by its tokens, so that the values' mean is the loss."""
+    if "cases" in task:
+        return [case["recall"] for case in task["cases"]]
+    weights = task.get("weights") or [1] * len(task["values"])
+    return [value * weight * len(weights) / sum(weights) for value, weight in zip(task["values"], weights, strict=True)]
+
+
+@torch.no_grad()
+def continuation_losses(loaded: LoadedModel, cases: Sequence[JudgeCase], *, batch: int = 4) -> list[float]:
+    """Nats a token of each case's target, of a model that keeps by itself what it remembers of the context."""
+    losses: list[float] = []
+    for i in range(0, len(cases), batch):
+        part = cases[i : i + batch]
+        ids = torch.tensor([[*case.context, *case.question, *case.target] for case in part], device=loaded.model.device)
+        scored = len(part[0].target)
+        logits = loaded.model(ids).logits[:, -scored - 1 : -1].float()
+        each = cross_entropy(logits.transpose(1, 2), ids[:, -scored:], reduction="none")
+        losses += each.mean(1).tolist()
+    return losses
 
 
 def _learned(folder: Path) -> dict[str, Any]:
@@ -151,28 +191,38 @@ def loaded_for_evaluation(path: str | Path, config: Config) -> LoadedModel:
     return loaded
 
 
-def evaluated(config: Config, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A row of the table for the teacher, for each student, and for the teacher with evicted caches."""
+def evaluated(config: Config, args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Scores]]:
+    """A row and its single values for the teacher, for each student, and for the teacher with evicted caches."""
     teacher, answers = loaded_for_evaluation(config.model, config), args.work / "answers.jsonl"
     whole = cache_bytes(teacher.model, config.length)
-    first = scores(config, teacher, args, answers)
-    yield row_of("teacher", first, first) | {"cache": 1.0, "softmax_heads": softmax_heads(teacher)}
+    cut = continuations(config, args)
+    [cases] = make_cells(cut, teacher).values()
+    first = scores(config, teacher, args, answers, cases)
+    row = partial(row_of, teacher=first)
+    yield row({"model": "teacher", "cache": 1.0, "softmax_heads": softmax_heads(teacher)}, first), first
     for name in ARMS:
-        if not (args.work / name / "model").is_dir():
-            continue
-        student = loaded_for_evaluation(args.work / name / "model", config)
-        held = {
-            "cache": cache_bytes(student.model, config.length) / whole,
-            "softmax_heads": softmax_heads(student),
-        }
-        row = row_of(ARMS[name], scores(config, student, args, answers), first)
-        yield row | held | _learned(args.work / name)
+        for run in sorted(run_of(args.work, name, config.budget).glob("seed-*")):
+            if not (run / "model").is_dir():
+                continue
+            student = loaded_for_evaluation(run / "model", config)
+            labels = {
+                "model": ARMS[name], "budget": None if name == "bounded" else config.budget,
+                "seed": int(run.name.removeprefix("seed-")),
+                "cache": cache_bytes(student.model, config.length) / whole, "softmax_heads": softmax_heads(student),
+            }  # fmt: skip
+            own = scores(config, student, args, answers, cases)
+            yield row(labels | _learned(run), own), own
     if args.policies:
-        # A policy cuts the cache after the prompt: a window's loss, read in one piece, knows nothing of it.
         recall = EvaluateConfig(("needle",), settings_of(config, args), batch=16)
         specs = [f"{name}:budget={config.budget}" for name in args.policies]
-        for row in evaluate(teacher, policies=specs, config=recall, answers=answers)["rows"][1:]:
-            yield row_of(row["subject"], dict(row["tasks"]), first) | {"cache": config.budget}
+        needles = evaluate(teacher, policies=specs, config=recall, answers=answers)["rows"][1:]
+        losses = {r["policy"]: r["unseen"] for r in judge(teacher, cut, answers=args.work / "judged.jsonl")["rows"]}
+        for policy, found in zip(args.policies, needles, strict=True):
+            own = {task.split()[0]: values_of(values) for task, values in found["tasks"].items()}
+            if "scores" in losses[policy]:
+                own["continuation"] = losses[policy]["scores"]
+            labels = {"model": f"eviction, {policy}", "budget": config.budget, "cache": config.budget}
+            yield row(labels, own), own
 
 
 def softmax_heads(loaded: LoadedModel) -> int:
@@ -186,36 +236,58 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", type=Path, help="the folder of the runs")
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--text", type=Path)
     for name in ("--loss-text", "--book", "--lambada"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=Config.seeds)
     for name in ("minutes", "budget", "lr", "repeats", "hard", "heads_share"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=getattr(Config, name))
-    for name in ("tokens", "length", "batch", "seed", "window", "windows", "passages", "cases", "needle"):
+    for name in ("tokens", "length", "batch", "window", "windows", "passages", "cases", "needle"):
         parser.add_argument(f"--{name}", type=int, default=getattr(Config, name))
     for name in ("mechanism", "dtype"):
         parser.add_argument(f"--{name}", default=getattr(Config, name))
     parser.add_argument("--policies", nargs="*", default=("tova", "snapkv"), help="evicted caches beside the students")
     parser.add_argument("--train-only", action="store_true", help="evaluate later, by the same command without this")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
+    parser.add_argument("--tiny", action="store_true", help="a dry run on a CPU")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "convert.json")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.text is None and not args.tiny:
+        parser.error("--text names the text to learn from")
+    return args
+
+
+def config_of(args: argparse.Namespace) -> Config:
+    """The settings; of a dry run the small ones, with a small model and text in the folder of the runs."""
+    if not args.tiny:
+        return Config(**{name: getattr(args, name) for name in Config.__dataclass_fields__} | {"seeds": (*args.seeds,)})
+    args.text = args.loss_text = tiny_text(args.work / "text.txt")
+    return replace(TINY, model=str(tiny_language_model(args.work / "tiny-model")), seeds=(*args.seeds,))
 
 
 def main() -> None:
     args = arguments()
-    config = Config(**{name: getattr(args, name) for name in Config.__dataclass_fields__})
-    for arm in args.arms:
-        made = convert_one(config, arm, args.text, args.work / arm)
-        print(arm, {name: value for name, value in made.items() if name != "cache"}, flush=True)
+    config = config_of(args)
+    for seed in config.seeds:
+        for arm in args.arms:
+            made = convert_one(config, arm, seed, args.text, args.work)
+            print(arm, seed, {name: value for name, value in made.items() if name != "cache"}, flush=True)
     if args.train_only:
         return
-    for row in evaluated(config, args):
+    named = asdict(config) | {"model": Path(config.model).name, "seeds": list(config.seeds)}
+    write = partial(make_results, "convert", "ABC", config=named, keys=KEYS)
+    by_arm: dict[str, list[Scores]] = {}
+    for row, own in evaluated(config, args):
         print(row, flush=True)
-        named = asdict(config) | {"model": Path(config.model).name}
-        result = make_results("convert", "ABC", {TABLE: [row]}, config=named, keys={TABLE: ["model"]})
-        write_results(args.out, result, before=read_results(args.out))
+        by_arm.setdefault(row["model"], []).append(own)
+        write_results(args.out, write({ROWS: [row]}), before=with_seeds(read_results(args.out)))
+    made = read_results(args.out)
+    assert made is not None
+    derived = {"arms": means(made["tables"][ROWS])}
+    if ARMS["plan"] in by_arm:
+        derived["against"] = [{"budget": config.budget, **row} for row in against(by_arm, ARMS["plan"])]
+    write_results(args.out, write(derived), before=made)
 
 
 if __name__ == "__main__":

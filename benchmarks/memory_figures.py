@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import storing  # noqa: F401  the repository on the path
+from convert_tables import means
 
 from attnlab.provenance import write_atomic
 from papers.common.pictures import COLOURS, Line, Panel, line_panels
@@ -21,6 +22,7 @@ POLICIES = (
     "kvzip",
 )  # fmt: skip
 LENGTH = 2048
+TEACHER, EVICTION = "softmax", "eviction, best policy"
 
 
 def cache_curves(rows: Sequence[Row], length: int) -> str:
@@ -49,21 +51,52 @@ def _curves(rows: Sequence[Row], task: str, column: str) -> Iterator[Line]:
             yield Line(xs, ys, colour, policy.split(":")[0])
 
 
-def conversion_points(rows: Sequence[Row]) -> str:
-    """A dot for each model: its loss above the teacher's, and the needles that it finds, against its cache."""
+def conversion_curves(rows: Sequence[Row], judged: Sequence[Row], length: int) -> str:
+    """Loss above the teacher's and needles found against the cache, a line for each kind of memory that was measured.
+
+    A panel without a point is left out. Of eviction the best policy at each budget is drawn: where the rows have none,
+    the needles are those of the judge, whose policies have not seen the question, as a memory has not.
+    """
+    names = [*(_kind(row["model"]) for row in rows), EVICTION]
+    colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(dict.fromkeys(names))}
     panels = []
     for column, title, low, high in (
-        ("loss_above", "loss over the teacher, nats", 0.0, None),
-        ("needle", "needle", 0.0, 1.0),
+        ("loss_above", "loss over the teacher, nats", None, None),
+        ("continuation_above", "the same after the cache is cut", None, None),
+        ("needle", "needles found", 0.0, 1.0),
     ):
-        known = [row for row in rows if row.get(column) is not None]
-        names = list(dict.fromkeys(row["model"] for row in rows))
+        best = max if column == "needle" else min
+        points: dict[str, dict[float, float]] = {}
+        for row in rows:
+            if row.get(column) is not None:
+                own = points.setdefault(_kind(row["model"]), {})
+                own[row["cache"]] = best(row[column], own.get(row["cache"], row[column]))
+        if not set(points) - {TEACHER}:
+            continue
+        if column == "needle" and EVICTION not in points:
+            points[EVICTION] = _best_judged(judged, length)
         lines = [
-            Line([100 * row["cache"]], [row[column]], COLOURS[names.index(row["model"]) % len(COLOURS)], row["model"])
-            for row in known
+            Line([100 * x for x in sorted(own)], [own[x] for x in sorted(own)], colours[name], name)
+            for name, own in points.items()
+            if own
         ]
         panels.append(Panel(title, lines, "% of softmax's cache", "", low, high))
-    return line_panels(panels)
+    return line_panels(panels, across=len(panels))
+
+
+def _kind(model: str) -> str:
+    """What a row is drawn as: all policies of eviction are one, and the teacher is softmax."""
+    return {"teacher": TEACHER, "eviction": EVICTION}.get(model.partition(",")[0], model)
+
+
+def _best_judged(rows: Sequence[Row], length: int) -> dict[float, float]:
+    """The most needles that a policy found at each budget, {share of the bytes: share found}."""
+    best: dict[float, float] = {}
+    for row in rows:
+        known = (row["task"], row["length"]) == ("needle", length) and row["budget"] < 1
+        if known and "score" in (row.get("unseen") or {}):
+            best[row["budget"]] = max(best.get(row["budget"], 0.0), row["unseen"]["score"])
+    return best
 
 
 def main() -> None:
@@ -73,12 +106,12 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=LENGTH)
     args = parser.parse_args()
     judged, converted = (args.results / name for name in ("judge.json", "convert.json"))
-    if judged.exists():
-        rows = json.loads(judged.read_text(encoding="utf-8"))["rows"]
-        print(write_atomic(args.out / "cache-curves.svg", cache_curves(rows, args.length)))
+    policies = json.loads(judged.read_text(encoding="utf-8"))["rows"] if judged.exists() else []
+    if policies:
+        print(write_atomic(args.out / "cache-curves.svg", cache_curves(policies, args.length)))
     if converted.exists():
-        rows = json.loads(converted.read_text(encoding="utf-8"))["tables"]["conversion"]
-        print(write_atomic(args.out / "convert-points.svg", conversion_points(rows)))
+        rows = means(json.loads(converted.read_text(encoding="utf-8"))["tables"]["conversion"])
+        print(write_atomic(args.out / "convert-curves.svg", conversion_curves(rows, policies, args.length)))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["arguments", "run"]
 
 STAGES = "heads=0.05,logits=0.95"
+# The rate of a student that begins far from its teacher.
+LR = 3e-4
+RATE = f"(default: {LR:g}, less for a student near its teacher and for fewer tokens in a step)"
 LENGTHS = "512=0.4,1024=0.4,2048=0.2"
 COUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*([kMG]?)")
 SIZES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
@@ -64,7 +67,7 @@ def _training_arguments(parser: argparse.ArgumentParser) -> None:
         ("lengths", str, "LIST", LENGTHS, "lengths of rows and the share of the tokens at each, in this order"),
         ("stages", str, "LIST", STAGES, "the share of the tokens for heads, hidden and logits"),
         ("batch", int, "N", 32768, "tokens in a step"),
-        ("lr", float, "NUMBER", 3e-4, "the highest learning rate of hidden and logits"),
+        ("lr", float, "NUMBER", None, "the highest learning rate of hidden and logits " + RATE),
         ("heads-lr", float, "NUMBER", 1e-2, "the highest learning rate of heads"),
         ("hard", float, "NUMBER", 0.0, "weight of the text's own next tokens beside the teacher's predictions"),
         ("repeats", float, "SHARE", 0.1, "rows in which a passage is repeated, so that the memory is asked for it"),
@@ -127,7 +130,9 @@ def run(options: argparse.Namespace) -> Answer:
 def _lines(result: dict[str, Any]) -> list[str]:
     """Losses on the held-out text, and the cache of one sequence."""
     losses = result["metrics"]
+    saved = result["saved"]
     lines = [
+        _saved_line(**saved),
         f"loss on held-out text: teacher {losses['held-out/teacher']:.4f}  student {losses['held-out/loss']:.4f}  "
         f"above the teacher {losses['held-out/above teacher']:+.4f}",
         f"learned from {result['tokens']:,} tokens"
@@ -137,6 +142,16 @@ def _lines(result: dict[str, Any]) -> list[str]:
         share = 100 * row["bytes"] / max(1, row["softmax_bytes"])
         lines.append(f"cache at {row['length']:,} tokens: {row['bytes']:,} bytes, {share:.1f} % of softmax's")
     return lines
+
+
+def _saved_line(stage: str, step: int, of: int, kl: float, kl_at_start: float) -> str:
+    """Which student is saved."""
+    if step == 0:
+        return f"no step brought the student nearer to its teacher than it began: KL {kl:.4f}; it is saved as it began"
+    return (
+        f"the student nearest to its teacher on held-out text is saved: {stage}, step {step} of {of}, KL {kl:.4f} "
+        f"({kl_at_start:.4f} at the start)"
+    )
 
 
 def _config(options: argparse.Namespace) -> ConversionConfig:
@@ -169,8 +184,9 @@ def _config(options: argparse.Namespace) -> ConversionConfig:
         device="cpu" if options.device == "cpu" else "auto",
         settings=Distillation(
             heads_lr=options.heads_lr,
-            hidden_lr=options.lr,
-            logits_lr=options.lr,
+            hidden_lr=LR if options.lr is None else options.lr,
+            logits_lr=LR if options.lr is None else options.lr,
+            scale_lr=options.lr is None,
             hard=options.hard,
             repeats=options.repeats,
             train=options.train,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from attnlab.adapters.cache_bytes import LayerShape
 from attnlab.attention import Mechanism
 from attnlab.mechanisms.abc_hybrid import AbcHybrid
@@ -10,7 +13,7 @@ from attnlab.mechanisms.abc_window import QueueMechanism
 from attnlab.mechanisms.window import Window
 from attnlab.registry import mechanism
 
-__all__ = ["fitting", "reach", "sized_candidates"]
+__all__ = ["fitting", "largest", "reach", "sized_candidates"]
 
 # Of the bytes that one size for all heads would have.
 SHARES = (1 / 8, 3 / 8, 1)
@@ -27,17 +30,18 @@ def sized_candidates(shape: LayerShape, length: int, limit: int) -> list[str]:
 
 def fitting(shape: LayerShape, length: int, limit: int) -> list[str]:
     """The largest memory with slots, and the largest without, of at most ``limit`` bytes a key/value head."""
-    specs = []
-    for with_slots in (True, False):
-        small, large = 0, length
-        while small < large:
-            middle = (small + large + 1) // 2
-            spec = _sized(middle, with_slots)
-            held = shape.bytes(mechanism(spec), length) // shape.groups
-            small, large = (middle, large) if held <= limit else (small, middle - 1)
-        if small:
-            specs.append(_sized(small, with_slots))
-    return list(dict.fromkeys(specs))
+    specs = [largest(shape, length, limit, partial(_sized, with_slots=slots)) for slots in (True, False)]
+    return list(dict.fromkeys(spec for spec in specs if spec is not None))
+
+
+def largest(shape: LayerShape, length: int, limit: int, sized: Callable[[int], str]) -> str | None:
+    """The spec ``sized(n)`` of most keys that takes at most ``limit`` bytes a key/value head; None: none does."""
+    small, large = 0, length
+    while small < large:
+        middle = (small + large + 1) // 2
+        held = shape.bytes(mechanism(sized(middle)), length) // shape.groups
+        small, large = (middle, large) if held <= limit else (small, middle - 1)
+    return sized(small) if small else None
 
 
 def _sized(keys: int, with_slots: bool) -> str:

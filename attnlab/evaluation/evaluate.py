@@ -285,7 +285,7 @@ def _other_scores(
     }
     right = [float(sample["acc"]) for sample in samples if "acc" in sample]
     if right:
-        scores |= _interval("acc", wilson(sum(right), len(right)))
+        scores |= _interval("acc", wilson(sum(right), len(right))) | {"values": right}
     return scores, right
 
 

@@ -1,4 +1,4 @@
-"""One decoding step over keys without padding, each head with a number of its own, split over keys."""
+"""One decoding step over keys without padding, each head with a number of its own; and one more key of each."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import triton
 from torch import Tensor
 
 from attnlab.kernels.launching import Options, launch
-from attnlab.kernels.ragged_triton import combine_parts, read_part
+from attnlab.kernels.ragged_triton import append_token, combine_parts, read_part
 
-__all__ = ["Tiles", "ragged_attention", "serves", "tiles_for"]
+__all__ = ["Tiles", "append", "ragged_attention", "serves", "tiles_for"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDEST = 256
@@ -97,6 +97,25 @@ def ragged_attention(
     return out
 
 
+def append(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, counts: Tensor) -> None:
+    """Write one token's key and value, (b, g, 1, d) and (b, g, 1, e), behind the last of each head, in one launch.
+
+    ``keys`` and ``values`` are (b, g, room, d) and (b, g, room, e), of which ``counts`` (b g,), int32, says how many
+    places are taken: it counts one more. A token for which there is no room makes all that is read from then on NaN.
+    """
+    (b, g, room, d), e = keys.shape, values.shape[-1]
+    k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (k, v))
+    launch(
+        append_token,
+        (b * g, 1, 1),
+        {"k": k, "v": v, "keys": keys, "values": values, "counts": counts},
+        {
+            "skb": k.stride(0), "skh": k.stride(1), "svb": v.stride(0), "svh": v.stride(1), "G": g, "room": room,
+        },
+        _append_options(d, e),
+    )  # fmt: skip
+
+
 def serves(q: Tensor, keys: Tensor, values: Tensor) -> bool:
     """Whether ``ragged_attention`` is made for these."""
     narrow = max(keys.shape[-1], values.shape[-1]) <= WIDEST
@@ -139,3 +158,10 @@ def _combine_options(r: int, e: int, span: int) -> Options:
             "R": r, "E": e, "BE": triton.next_power_of_2(e), "BP": PARTS_AT_ONCE, "SPAN": span, "num_warps": 4,
         }.items()
     )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _append_options(d: int, e: int) -> Options:
+    """Constants of ``append_token``."""
+    widths = {"D": d, "BD": triton.next_power_of_2(d), "E": e, "BE": triton.next_power_of_2(e)}
+    return tuple({**widths, "num_warps": 1}.items())

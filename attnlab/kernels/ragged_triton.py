@@ -1,4 +1,4 @@
-"""The kernels of ``ragged``: one query of each head over keys whose number differs by head, in parts and then whole."""
+"""The kernels of ``ragged``: one query of each head over keys whose number differs by head; one more key of each."""
 
 # mypy: ignore-errors
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["combine_parts", "read_part"]
+__all__ = ["append_token", "combine_parts", "read_part"]
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -115,3 +115,28 @@ def combine_parts(
         top = higher
     out = out / tl.where(total > 0, total, 1.0)
     tl.store(o + b.to(tl.int64) * sob + (g * R + r) * soh + cols, out.to(o.dtype.element_ty), mask=in_cols)
+
+
+@triton.jit
+def append_token(
+    k, v, keys, values, counts,
+    # strides of the new token's rows and heads; key heads, places that a segment has
+    skb, skh, svb, svh, G, room,
+    D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """One segment's new key and value behind its last, and one more in its count.
+
+    Where there is no room, its first key becomes NaN, and so does all that reads it.
+    """
+    segment = tl.program_id(0)
+    b, g = segment // G, segment % G
+    count = tl.load(counts + segment)
+    fits = count < room
+    place = segment.to(tl.int64) * room + tl.where(fits, count, 0)
+    dims, cols = tl.arange(0, BD), tl.arange(0, BE)
+    key = tl.load(k + b.to(tl.int64) * skb + g * skh + dims, mask=dims < D, other=0.0)
+    value = tl.load(v + b.to(tl.int64) * svb + g * svh + cols, mask=cols < E, other=0.0)
+    key = tl.where(fits, key, float("nan")).to(keys.dtype.element_ty)
+    tl.store(keys + place * D + dims, key, mask=dims < D)
+    tl.store(values + place * E + cols, value, mask=cols < E)
+    tl.store(counts + segment, tl.minimum(count + 1, room))

@@ -173,6 +173,8 @@ class KeysOfGroups:
         self.visible: Tensor | None = None
         # The keys of each head, (b g); the same for all.
         self.counts: Int[Tensor, " n"] | None = None
+        # Where the keys of each head begin in the buffer, for a kernel; None until it is asked for.
+        self.starts: Int[Tensor, " n"] | None = None
         self.length, self.was_captured = 0, False
 
     def attend(
@@ -185,10 +187,10 @@ class KeysOfGroups:
             self.counts = torch.zeros(call.k.shape[0] * call.k.shape[1], dtype=torch.int32, device=call.k.device)
         if torch.is_grad_enabled():
             self._append(call, past)
+            self.counts += call.k.shape[2]
         else:
             self._make_room(call, past)
             self._write(call, self.counts)
-        self.counts += call.k.shape[2]
         assert self.k is not None
         assert self.v is not None
         k, v = self.k[:, :, : self.length], self.v[:, :, : self.length]
@@ -208,6 +210,7 @@ class KeysOfGroups:
     def _append(self, call: AttentionCall, past: int) -> None:
         """New tensors: what was read before may be needed for its gradient, so nothing is written over."""
         # A copy also of the first keys, which are a view of those of all heads.
+        self.starts = None
         self.k = call.k.clone() if self.k is None else torch.cat([self.k[:, :, :past], call.k], 2)
         self.v = call.v.clone() if self.v is None else torch.cat([self.v[:, :, :past], call.v], 2)
         if self.visible is not None or call.key_visible is not None:
@@ -228,6 +231,7 @@ class KeysOfGroups:
         if flags or self.visible is not None:
             self.visible = self._flags(call, past, size)
         self.k, self.v = (_in_buffer(old, new, size, past) for old, new in ((self.k, call.k), (self.v, call.v)))
+        self.starts = None
 
     def _flags(self, call: AttentionCall, past: int, size: int) -> Bool[Tensor, "b n"]:
         """Which of ``past`` keys may be seen, and all after them."""
@@ -237,14 +241,21 @@ class KeysOfGroups:
         return flags
 
     def _write(self, call: AttentionCall, counts: Int[Tensor, " n"]) -> None:
-        """Put the call's keys where the device's count says."""
+        """Put the call's keys where the device's count says, and count them."""
         assert self.k is not None
         assert self.v is not None
+        if call.k.shape[2] == 1 and self.visible is None and kernels_take(call.k):
+            from attnlab.kernels.ragged import append, serves
+
+            if serves(call.k, self.k, self.v) and not torch.compiler.is_compiling():
+                append(call.k, call.v, self.k, self.v, counts)
+                return
         index = counts[:1].long() + torch.arange(call.k.shape[2], device=call.k.device)
         for held, new in ((self.k, call.k), (self.v, call.v)):
             held.index_copy_(2, index, new.to(held.dtype))
         if self.visible is not None and call.key_visible is not None:
             self.visible.index_copy_(1, index, call.key_visible)
+        counts += call.k.shape[2]
 
     def _step_by_kernel(self, mechanism: Mechanism, full: AttentionCall) -> Float[Tensor, "b h 1 e"] | None:
         """One token of softmax over the keys that the device counts; None where no kernel does it."""
@@ -260,7 +271,11 @@ class KeysOfGroups:
         if full.mask is not None or full.bias is not None or not serves(full.q, self.k, self.v):
             return None
         b, g, room, _ = self.k.shape
-        starts = torch.arange(0, b * g * room, room, dtype=torch.int32, device=full.q.device)
+        starts = self.starts
+        if starts is None:
+            starts = torch.arange(0, b * g * room, room, dtype=torch.int32, device=full.q.device)
+            # What a capture makes has its numbers only after a replay.
+            self.starts = None if _is_captured(full.q) else starts
         return ragged_attention(
             full.q, self.k.flatten(0, 2), self.v.flatten(0, 2), starts, self.counts, scale=full.softmax_scale,
             longest=room, total=b * g * room, visible=self.visible,
@@ -271,6 +286,7 @@ class KeysOfGroups:
         if self.k is not None and self.v is not None and self.counts is not None:
             self.k, self.v = self.k[rows], self.v[rows]
             self.counts = self.counts[:1].repeat(self.k.shape[0] * self.k.shape[1])
+            self.starts = None
         if self.visible is not None:
             self.visible = self.visible[rows]
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from attnlab.adapters import LoadedModel, Plan, convert, is_converted, load_model, save_model
 from attnlab.adapters.cache_bytes import cache_bytes
 from attnlab.adapters.distillation import STAGES, Distillation, HeldOut, Predictions, TokenRows, teach
-from attnlab.adapters.distillation.distill import half_precision
+from attnlab.adapters.distillation.distill import KL, half_precision
 from attnlab.adapters.initialise import initialise_control, learned_parts
 from attnlab.adapters.load import check_length, max_length
 from attnlab.adapters.protocol import adapter_of
@@ -28,7 +28,7 @@ from attnlab.data.text_folders import text_files, token_stream
 from attnlab.pretraining.conversion_steps import planned_steps
 from attnlab.provenance import sync_folder, write_json
 from attnlab.sizes import check_bytes
-from attnlab.training import Settings, list_checkpoints, read_result
+from attnlab.training import Settings, list_checkpoints, read_metrics, read_result
 from attnlab.training.checkpoints import sweep
 from attnlab.training.launch import join_processes
 from attnlab.training.runs import RunFolder, read_run, say
@@ -140,8 +140,8 @@ def convert_model(
         settings = replace(config.settings, **counts)
         source = TokenRows(train, settings, first=first)
         teach(teacher, student, source, settings, run_dir=run_dir / "stages", held_out=windows)
+        losses = HeldOut(Predictions(teacher, student), windows).losses()
         if process.is_main_process:
-            losses = HeldOut(Predictions(teacher, student), windows).losses()
             _save(LoadedModel(student.eval(), loaded.tokenizer, loaded.task), run_dir / "model")
             folder.finish(_result(config, loaded, student, run_dir, losses, settings))
         process.wait_for_everyone()
@@ -299,20 +299,39 @@ def _result(
     losses: Mapping[str, float],
     settings: Distillation,
 ) -> dict[str, Any]:
-    """The losses, the cache at several lengths, and how fast each stage was."""
+    """The losses, which student is saved, the cache at several lengths, and each stage's rate and speed."""
     limit = max_length(loaded.model) or max(CACHE_LENGTHS)
     lengths = [n for n in CACHE_LENGTHS if n <= limit] or [limit]
-    tokens, speeds = settings.batch * settings.length, {}
-    for stage in sorted((run_dir / "stages").iterdir()):
-        timing = (read_result(stage) or {}).get("timing", {})
-        speeds[stage.name.partition("-")[2]] = tokens * timing.get("steps_per_second", 0.0)
+    tokens, speeds, rates = settings.batch * settings.length, {}, {}
+    for folder in sorted((run_dir / "stages").iterdir()):
+        timing, stage = (read_result(folder) or {}).get("timing", {}), folder.name.partition("-")[2]
+        speeds[stage] = tokens * timing.get("steps_per_second", 0.0)
+        rates[stage] = read_run(folder)["config"]["training"]["recipe"]["lr"]
     return {
         "name": json.loads((run_dir / "run.json").read_text())["name"],
         "metrics": dict(losses),
+        "saved": _saved_student(run_dir / "stages"),
         "cache": [
             {"length": n, "bytes": cache_bytes(student, n), "softmax_bytes": cache_bytes(loaded.model, n)}
             for n in lengths
         ],
         "tokens": settings.steps * tokens,
         "tokens_per_second": speeds,
+        "learning_rates": rates,
+    }
+
+
+def _saved_student(stages: Path) -> dict[str, Any]:
+    """The stage and step of the student with the least KL on held-out text, which every stage ends with."""
+    folders = sorted(stages.iterdir())
+    results = [(folder, read_result(folder) or {}) for folder in folders]
+    # A stage whose best student is that of its step 0 ended with the one before it.
+    folder, best = next(((f, r) for f, r in reversed(results) if r["best_step"]), results[0])
+    [first, *_] = (line["values"] for line in read_metrics(folders[0]) if line["kind"] == "eval")
+    return {
+        "stage": folder.name.partition("-")[2],
+        "step": best["best_step"],
+        "of": best["step"],
+        "kl": best["best_value"],
+        "kl_at_start": first[KL],
     }

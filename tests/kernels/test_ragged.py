@@ -11,7 +11,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from attnlab.caches.ragged import attend_by_segment
-from attnlab.kernels.ragged import Tiles, ragged_attention, serves, tiles_for
+from attnlab.kernels.ragged import Tiles, append, ragged_attention, serves, tiles_for
 from attnlab.measure import captured
 from tests.kernels.bounds import BOUND, DEVICE
 
@@ -165,3 +165,35 @@ def test_other_numbers_are_left_to_pytorch() -> None:
     assert not serves(q.double(), keys.double(), keys.double())
     assert not serves(q, keys, torch.zeros(5, 257))
     assert not serves(q, keys.bfloat16(), keys.bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_token_is_written_behind_the_last_and_counted(dtype: torch.dtype) -> None:
+    b, g, room, d, e = 2, 3, 5, 6, 10
+    keys, values = (torch.randn(b, g, room, n, device=DEVICE, dtype=dtype) for n in (d, e))
+    counts = torch.full((b * g,), 3, dtype=torch.int32, device=DEVICE)
+    # Views of all heads' keys, as a layer has them.
+    k, v = (torch.randn(b, 1, g + 2, n, device=DEVICE, dtype=dtype).transpose(1, 2)[:, 1:-1] for n in (d, e))
+    expected = keys.clone().index_copy_(2, torch.tensor([3], device=DEVICE), k), values.clone()
+    expected[1][:, :, 3:4] = v
+    append(k, v, keys, values, counts)
+    assert torch.equal(keys, expected[0])
+    assert torch.equal(values, expected[1])
+    assert counts.tolist() == [4] * (b * g)
+
+
+def test_without_room_nothing_is_written_over_and_all_that_is_read_is_nan() -> None:
+    keys, values = torch.zeros(1, 2, 3, 4, device=DEVICE), torch.zeros(1, 2, 3, 4, device=DEVICE)
+    counts = torch.tensor([3, 2], dtype=torch.int32, device=DEVICE)
+    one = torch.ones(1, 2, 1, 4, device=DEVICE)
+    append(one, one, keys, values, counts)
+    assert counts.tolist() == [3, 3]
+    assert keys[0, 0, 0].isnan().all()
+    assert not keys[0, 0, 1:].any()
+    assert torch.equal(keys[0, 1, 2], torch.ones(4, device=DEVICE))
+    starts = torch.tensor([0, 3], dtype=torch.int32, device=DEVICE)
+    out = ragged_attention(
+        one, keys.flatten(0, 2), values.flatten(0, 2), starts, counts, scale=1.0, longest=3, total=6
+    )  # fmt: skip
+    assert out[0, 0].isnan().all()
+    assert not out[0, 1].isnan().any()

@@ -16,7 +16,7 @@ import torch
 
 import attnlab as al
 from attnlab.pretraining.conversion import ConversionConfig
-from attnlab.training import RunError, read_metrics, read_result
+from attnlab.training import RunError, list_checkpoints, read_metrics, read_result
 from tests.pretraining.conversions import SETTINGS, SPEC, config, files, halves, job
 from tests.training.jobs import without_seconds
 
@@ -59,8 +59,64 @@ def test_the_folder_says_what_was_done(converted: Path) -> None:
     )
     assert result["tokens"] == 12 * 32
     assert all(0 < row["bytes"] < row["softmax_bytes"] for row in result["cache"])
-    last = read_metrics(converted / "stages" / "3-logits")[-1]["values"]
-    assert last["held-out/loss"] == pytest.approx(result["metrics"]["held-out/loss"], rel=1e-6)
+    saved = result["saved"]
+    folders = [folder for folder in (converted / "stages").iterdir() if folder.name.endswith(saved["stage"])]
+    evaluated = {x["step"]: x["values"] for x in read_metrics(folders[0]) if x["kind"] == "eval"}
+    assert evaluated[saved["step"]]["held-out/loss"] == pytest.approx(result["metrics"]["held-out/loss"], rel=1e-6)
+    assert result["metrics"]["held-out/kl"] == pytest.approx(saved["kl"], rel=1e-6)
+    assert set(result["learning_rates"]) == {"heads", "hidden", "logits"}
+
+
+def distances(run_dir: Path) -> list[float]:
+    """KL on held-out text at all evaluations."""
+    lines = [line for stage in STAGES if (run_dir / "stages" / stage).exists() for line in
+             read_metrics(run_dir / "stages" / stage)]  # fmt: skip
+    return [line["values"]["held-out/kl"] for line in lines if line["kind"] == "eval"]
+
+
+def test_the_student_with_the_least_distance_is_saved(converted: Path) -> None:
+    result = read_result(converted)
+    assert result is not None
+    assert result["saved"]["kl"] == min(distances(converted))
+    assert result["saved"]["kl_at_start"] == distances(converted)[0]
+
+
+def test_a_student_that_only_gets_worse_is_saved_as_it_began(folder: Path, tmp_path: Path) -> None:
+    far = replace(SETTINGS, heads_lr=3.0, logits_lr=3.0)
+    result = job(folder, tmp_path / "run", settings=far, stages=(("heads", 1.0), ("logits", 1.0)))
+    assert result["saved"] == {
+        "stage": "heads",
+        "step": 0,
+        "of": 6,
+        "kl": distances(tmp_path / "run")[0],
+        "kl_at_start": distances(tmp_path / "run")[0],
+    }
+    assert max(distances(tmp_path / "run")) > 2 * result["saved"]["kl"]
+    assert result["metrics"]["held-out/kl"] == pytest.approx(result["saved"]["kl"], rel=1e-6)
+    # Every stage goes on from the best of the one before.
+    assert distances(tmp_path / "run").count(result["saved"]["kl"]) == 2
+
+
+def test_a_near_student_has_a_lower_rate_and_goes_on_with_it(folder: Path, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"settings": replace(SETTINGS, scale_lr=True), "stages": (("logits", 1.0),)}
+    result = job(folder, tmp_path / "run", **changes)
+    kl = distances(tmp_path / "run")[0]
+    assert 0 < kl < 1
+    expected = SETTINGS.logits_lr * (kl * 32 / 32768) ** 0.5
+    assert result["learning_rates"]["logits"] == pytest.approx(expected, rel=0.01)
+    logits = tmp_path / "run" / "stages" / "3-logits"
+    for path in (tmp_path / "run" / "result.json", logits / "result.json"):
+        path.unlink()
+    shutil.rmtree(list_checkpoints(logits)[-1])
+    before = weights(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "model")
+    assert job(folder, tmp_path / "run", **changes)["saved"] == result["saved"]
+    for name, tensor in weights(tmp_path / "run").items():
+        assert torch.equal(before[name], tensor), name
+    # The text itself is as far from a student that is near its teacher.
+    hard = replace(SETTINGS, scale_lr=True, hard=0.5)
+    result = job(folder, tmp_path / "hard", settings=hard, stages=(("logits", 1.0),), tokens=64)
+    assert result["learning_rates"]["logits"] == SETTINGS.logits_lr
 
 
 def test_a_finished_conversion_is_not_made_again(
@@ -232,10 +288,15 @@ def test_two_processes_convert_like_one(folder: Path, converted: Path, tmp_path:
     done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "two" / "run.json").read_text())["processes"] == 2
+    one, two = (read_result(run) or {} for run in (converted, tmp_path / "two"))
+    assert [one["saved"][name] for name in ("stage", "step")] == [two["saved"][name] for name in ("stage", "step")]
     for stage in STAGES:
-        one, two = (read_metrics(run / "stages" / stage) for run in (converted, tmp_path / "two"))
-        assert [(x["kind"], x["step"]) for x in one] == [(x["kind"], x["step"]) for x in two]
-        for x, y in zip(one, two, strict=True):
-            assert x["values"] == pytest.approx(y["values"], rel=1e-5, abs=1e-5), x
+        lines = [read_metrics(run / "stages" / stage) for run in (converted, tmp_path / "two")]
+        assert len({tuple((x["kind"], x["step"]) for x in of_run) for of_run in lines}) == 1
+        for x, y in zip(*lines, strict=True):
+            assert x["values"] == pytest.approx(y["values"], rel=1e-4, abs=1e-5), x
     for name, tensor in weights(converted).items():
-        torch.testing.assert_close(weights(tmp_path / "two")[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
+        difference = (weights(tmp_path / "two")[name] - tensor).abs()
+        # Adam moves a parameter whose gradient is rounding by as much as any other: up to its rate.
+        assert (difference > 1e-5 + 1e-4 * tensor.abs()).float().mean() < 0.005, name
+        assert difference.max() < SETTINGS.logits_lr, name

@@ -3,7 +3,7 @@
 from attnlab.adapters.distillation.distill import HeldOut, StageLearner, distill, run_stage, teach
 from attnlab.adapters.distillation.losses import Predictions, layer_error
 from attnlab.adapters.distillation.rows import TokenRows
-from attnlab.adapters.distillation.settings import STAGES, Distillation, StageProgress, row_shape
+from attnlab.adapters.distillation.settings import STAGES, Distillation, StageProgress, near_rate, row_shape
 
 __all__ = [
     "STAGES",
@@ -15,6 +15,7 @@ __all__ = [
     "TokenRows",
     "distill",
     "layer_error",
+    "near_rate",
     "row_shape",
     "run_stage",
     "teach",

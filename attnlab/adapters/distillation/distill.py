@@ -26,7 +26,7 @@ from tqdm import tqdm
 from attnlab.adapters.convert import is_converted
 from attnlab.adapters.distillation.losses import Predictions, StageLoss
 from attnlab.adapters.distillation.rows import DrawnRows
-from attnlab.adapters.distillation.settings import STAGES, Distillation, StageProgress
+from attnlab.adapters.distillation.settings import STAGES, Distillation, StageProgress, near_rate
 from attnlab.adapters.distillation.student import (
     fast_layers,
     low_rank,
@@ -45,6 +45,8 @@ from attnlab.training.side_by_side import Clock, Learner, train_learners
 __all__ = ["HeldOut", "StageLearner", "distill", "half_precision", "run_stage", "teach"]
 
 BETAS = (0.9, 0.98)
+# What a stage's best student is chosen by, among the values of an evaluation.
+KL = "held-out/kl"
 
 
 def distill(
@@ -67,7 +69,8 @@ def distill(
     |(W - W^) v|^2 / |W v|^2, the mean over layers of |h - h^|^2 / |h|^2, and the teacher's KL divergence per token.
 
     With ``run_dir`` each stage is a run folder in it, evaluated on the batches of ``held_out``, and the same call goes
-    on where it was killed.
+    on where it was killed. With ``held_out`` a stage ends with the student of its evaluations, that before the first
+    step included, whose predictions are nearest to the teacher's, so that no stage leaves it worse than it began.
     """
     settings = settings or Distillation()
     if not is_converted(converted) or is_converted(model):
@@ -149,25 +152,29 @@ def _run_in_folder(
     watch: HeldOut,
 ) -> list[StageProgress]:
     """One stage through the training loop; where its folder holds a part of it, the rest."""
+    from attnlab.training.checkpoints import load_weights
     from attnlab.training.loop import train
     from attnlab.training.runs import read_metrics, say
 
     stage = loss.stage
     steps = settings.steps_of(stage)
+    tokens = source.batch(first)["input_ids"].numel()
+    lr = _rate(folder, settings, stage, watch, tokens)
     on_cpu = next(student.parameters()).device.type == "cpu"
     training = Settings(
         steps=steps,
-        recipe=Recipe(lr=settings.lr_of(stage), betas=BETAS, weight_decay=settings.weight_decay, clip=settings.clip),
+        recipe=Recipe(lr=lr, betas=BETAS, weight_decay=settings.weight_decay, clip=settings.clip),
         schedule=_schedule(settings, steps),
         seed=settings.seed,
         device="cpu" if on_cpu else "auto",
         evaluate_at=every(max(1, steps // settings.evaluations), steps=steps) if watch.batches else (),
         log_every=min(settings.every, steps),
         checkpoint_every=settings.checkpoint_every,
-        tokens=source.batch(first)["input_ids"].numel(),
+        watch=KL if watch.batches else None,
+        tokens=tokens,
     )
     if os.environ.get("RANK", "0") == "0":
-        say(f"{folder.name}: {steps} steps of {training.tokens:,} tokens")
+        say(f"{folder.name}: {steps} steps of {tokens:,} tokens, learning rate up to {lr:.3g}")
     data = {"tokens": source.checksum()} if hasattr(source, "checksum") else None
     # When a checkpoint is written is part of the loop's settings, which may change.
     described = {name: value for name, value in asdict(settings).items() if name != "checkpoint_every"}
@@ -185,8 +192,25 @@ def _run_in_folder(
         # Several processes must agree, and one of them may have begun to write the folder.
         resume=(folder / "run.json").exists() or int(os.environ.get("WORLD_SIZE", "1")) > 1,
     )
+    if watch.batches:
+        best = load_weights(student, folder, which="best")
+        if best < steps and os.environ.get("RANK", "0") == "0":
+            say(
+                f"{folder.name}: the student of step {best} is the nearest to its teacher on held-out text, and is kept"
+            )
     lines = [line for line in read_metrics(folder) if line["kind"] == "train"]
     return [StageProgress(stage, line["step"], line["values"]["loss"], line["seconds"]) for line in lines]
+
+
+def _rate(folder: Path, settings: Distillation, stage: str, watch: HeldOut, tokens: int) -> float:
+    """The highest rate of a stage; one that follows from the student's distance is the one the stage was begun with."""
+    from attnlab.training.runs import read_run
+
+    if stage == "heads" or not (settings.scales_lr and watch.batches):
+        return settings.lr_of(stage)
+    if (folder / "run.json").exists():
+        return float(read_run(folder)["config"]["training"]["recipe"]["lr"])
+    return near_rate(settings.lr_of(stage), watch.losses()[KL], tokens)
 
 
 class HeldOut(Callback):
@@ -200,20 +224,28 @@ class HeldOut(Callback):
 
     @torch.no_grad()
     def losses(self) -> dict[str, float]:
-        """Means over the predicted tokens of all batches."""
-        device = next(self.predictions.student.parameters()).device
-        sums, count = torch.zeros(3, dtype=torch.float64), 0
-        for batch in self.batches:
+        """Means over the predicted tokens of all batches, of which each process reads some: all have the same means."""
+        learner = self.predictions.student
+        device, training = next(learner.parameters()).device, learner.training
+        together = torch.distributed.is_available() and torch.distributed.is_initialized()
+        rank, world = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if together else (0, 1)
+        sums = torch.zeros(4, dtype=torch.float64)
+        learner.eval()
+        for batch in self.batches[rank::world]:
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 result, targets = self.predictions({name: t.to(device) for name, t in batch.items()})
-            sums += torch.stack([result.student, result.teacher, result.kl]).double().cpu()
-            count += int((targets != IGNORED).sum())
-        student, teacher, kl = (sums / max(1, count)).tolist()
+            sums += torch.stack([result.student, result.teacher, result.kl, (targets != IGNORED).sum()]).double().cpu()
+        learner.train(training)
+        if together:
+            everywhere = sums.to(device)
+            torch.distributed.all_reduce(everywhere)
+            sums = everywhere.cpu()
+        student, teacher, kl = (sums[:3] / sums[3].clamp(min=1)).tolist()
         return {
             "held-out/loss": student,
             "held-out/teacher": teacher,
             "held-out/above teacher": student - teacher,
-            "held-out/kl": kl,
+            KL: kl,
         }
 
 

@@ -9,12 +9,16 @@ from typing import NamedTuple
 
 from attnlab.fields import check_fields
 
-__all__ = ["STAGES", "Distillation", "RowShape", "StageProgress", "row_shape"]
+__all__ = ["STAGES", "Distillation", "RowShape", "StageProgress", "near_rate", "row_shape"]
 
 # In the order in which they are run.
 STAGES = ("heads", "hidden", "logits")
 TRAINED = ("all", "attention")
 LARGEST_FLOAT32 = 3e38
+# Of the rate of a student far from its teacher, that of one which is at it.
+LEAST_SHARE = 0.01
+# Tokens in a step from which on a rate needs no lowering.
+MANY_TOKENS = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,9 @@ class Distillation:
     heads_lr: float = 1e-2
     hidden_lr: float = 5e-4
     logits_lr: float = 5e-4
+    # With held-out text: hidden_lr and logits_lr are for large steps of a student that begins far from its teacher, and
+    # lower ones are taken elsewhere (``near_rate``). Not where the text itself is learned (hard).
+    scale_lr: bool = False
     warmup: float = 0.1
     weight_decay: float = 0.01
     clip: float = 1.0
@@ -92,9 +99,33 @@ class Distillation:
         return float(getattr(self, f"{stage}_lr"))
 
     @property
+    def scales_lr(self) -> bool:
+        """Whether the rate follows from the student's distance at a stage's start."""
+        return self.scale_lr and self.hard == 0
+
+    @property
     def steps(self) -> int:
         """The updates of all stages."""
         return sum(map(self.steps_of, STAGES))
+
+
+def near_rate(lr: float, kl: float, tokens: int) -> float:
+    """The highest rate of a student ``kl`` nats a token from its teacher, ``tokens`` of them in a step.
+
+    ``lr`` is that of a student 1 nat away or further, in steps of 32,768 tokens or more. Near its minimum KL grows with
+    the square of the parameters' distance from it; Adam moves every parameter by about the rate, however small the
+    gradient, and so leaves a KL that grows with the square of the rate. A rate that grows with the root of the KL at
+    the start keeps both in proportion. Fewer tokens make a gradient of more noise: Adam's rate then falls with the root
+    of their number (Malladi et al., 2022, arXiv:2205.10287).
+
+    >>> [near_rate(3e-4, kl, 1 << 15) for kl in (4.0, 1.0, 0.16, 0.0)]
+    [0.0003, 0.0003, 0.00012, 3e-06]
+    >>> near_rate(3e-4, 1.0, 1 << 13)
+    0.00015
+    """
+    # At least a hundredth of the rate, for a distance that is rounding; three digits, which all machines agree on.
+    near = max(LEAST_SHARE, math.sqrt(min(1.0, max(kl, 0.0))))
+    return float(f"{lr * near * math.sqrt(min(1.0, tokens / MANY_TOKENS)):.3g}")
 
 
 @dataclass(frozen=True)
