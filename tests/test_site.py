@@ -15,8 +15,9 @@ import pytest
 
 import attnlab as al
 from attnlab.adapters.named_models import NAMED_MODELS, named_model_file
+from attnlab.commands.table import COMMANDS
 from tests.opened_pages import ROOT
-from tools.site_pages import NAMES, moved_links, names_of, outside_files, with_outputs
+from tools.site_pages import NAMES, command_table, moved_links, names_of, outside_files, with_outputs
 from tools.tutorials import cells, executed, tutorials
 
 API = sorted((ROOT / "docs" / "api").glob("*.md"))
@@ -66,6 +67,11 @@ def test_links_that_leave_the_documents_lead_to_pages_of_the_site() -> None:
         "See [ABC](repository/papers/abc/RESULTS.md#x), <code>code</code>, [here](#there), `[a](b.py)`."
     )
     assert "papers/ktiw/figures/dynamics-counts.svg" in outside_files(["docs/dynamics.md"])
+
+
+def test_the_table_of_commands_has_them_all() -> None:
+    rows = command_table().splitlines()[2:]
+    assert [row.split("`")[1].split()[1] for row in rows] == list(COMMANDS)
 
 
 @pytest.mark.parametrize("page", tutorials(), ids=lambda page: page.stem)
