@@ -139,7 +139,9 @@ def with_names(markdown: str) -> str:
 
     def documented(match: re.Match[str]) -> str:
         names = names_of(match.group(1).split())
-        return "\n\n".join(f"[](){{ #attnlab.{name} }}\n::: {definition_of(name)}{members_of(name)}" for name in names)
+        return "\n\n".join(
+            f'<span id="attnlab.{name}"></span>\n\n::: {definition_of(name)}{members_of(name)}' for name in names
+        )
 
     return NAMES.sub(documented, markdown)
 
