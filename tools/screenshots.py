@@ -22,6 +22,8 @@ from attnlab.pages.evaluate import evaluate_page
 ROOT = Path(__file__).resolve().parent.parent
 OUT, WORK = ROOT / "docs" / "images", ROOT / "build" / "gallery"
 BOOK = ROOT / "attnlab" / "shipped" / "text" / "shakespeare.txt"
+# The text of the README's first command.
+NEEDLE = "The needle is blue. What colour is the needle?"
 PASSAGE = (
     "The river was frozen, so the old ferry stayed in the harbour until the ice broke in spring. Then the captain "
     "counted his passengers, raised the flag, and sailed slowly past the lighthouse to his brother's town."
@@ -112,7 +114,7 @@ PICTURES = {
     "compare": Picture("compare.html", command(*COMPARE, "--tokens", 1024, "--length", 128, "-o", "compare.html")),
     "explorer": Picture(
         "explorer.html",
-        command("explore", SHIPPED, PASSAGE, "--all", "-o", "explorer.html"),
+        command("explore", "smollm2", NEEDLE, "--all", "-o", "explorer.html"),
         width=1720,
         before=BESIDE,
         height=980,

@@ -31,7 +31,7 @@ KINDS = PLAIN_KINDS | set(NAMES) | set(SPECS) | set(SHELLS_OWN)
 EXAMPLES = [(command, example) for command, entry in COMMANDS.items() for example in entry.examples]
 
 # Commands that end at once, and what progress looks like in the others.
-AT_ONCE = {"completion"}
+AT_ONCE = {"completion", "fetch"}
 PROGRESS = re.compile(r"step \d+/\d+ |[a-z]+: ")
 
 
