@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from attnlab.adapters.named_models import found_models
+
 ROOT = Path(__file__).resolve().parent.parent
 # Set ATTNLAB_SCREENSHOTS to a folder to keep the pictures and look at them.
 SCREENSHOTS = os.environ.get("ATTNLAB_SCREENSHOTS")
@@ -52,6 +54,12 @@ def page_blocks(page: str) -> list[Block]:
 def python_blocks(page: str) -> list[str]:
     """The Python of a page that runs."""
     return [block.source for block in page_blocks(page) if block.language == "python"]
+
+
+def missing_models(page: str) -> list[str]:
+    """The named models that a page's Python loads and that are not on this machine."""
+    text = "".join(python_blocks(page))
+    return [name for name, file in found_models().items() if file is None and f'load_model("{name}")' in text]
 
 
 def run_blocks(page: str) -> dict[str, Any]:

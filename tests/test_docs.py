@@ -10,7 +10,7 @@ import pytest
 
 import attnlab as al
 from attnlab.pages.explorer import read_timeline
-from tests.opened_pages import ROOT, page_blocks, python_blocks, run_blocks
+from tests.opened_pages import ROOT, missing_models, page_blocks, python_blocks, run_blocks
 
 
 @pytest.mark.usefixtures("own_registry")
@@ -57,12 +57,19 @@ def _check_training(names: dict[str, Any]) -> None:
     assert Path("runs/seeds/seed-2/result.json").exists()
 
 
+def _check_readme(names: dict[str, Any]) -> None:
+    assert names["answer"] == " blue"
+    # The fourth token is "blue".
+    assert names["trace"][18].weights()[0, 6, -1].argmax() == 3
+
+
 def _check_models(names: dict[str, Any]) -> None:
     assert names["W"].shape == (2, 8, 16, 16)
 
 
 # What must be true after a page has run, beyond what the page itself asserts.
 AFTERWARDS = {
+    "README.md": _check_readme,
     "docs/explorer.md": _check_explorer,
     "docs/guidance.md": _check_guidance,
     "docs/models.md": _check_models,
@@ -70,10 +77,18 @@ AFTERWARDS = {
 }
 
 
-@pytest.mark.parametrize("page", RUNNABLE)
+# A page with a real language model takes a while.
+LONG = {page for page in RUNNABLE if 'load_model("smollm2")' in "".join(python_blocks(page))}
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.slow) if page in LONG else page for page in RUNNABLE]
+)
 def test_the_python_of_a_page_runs_from_top_to_bottom(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if missing := missing_models(page):
+        pytest.skip(f"{', '.join(missing)} is not here: make models brings it")
     monkeypatch.chdir(tmp_path)
     names = run_blocks(page)
     if page in AFTERWARDS:

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 import attnlab as al
-from attnlab.adapters.named_models import NAMED_MODELS, named_model_file
 from attnlab.commands.table import COMMANDS
-from tests.opened_pages import ROOT
+from tests.opened_pages import ROOT, missing_models
 from tools.site_pages import NAMES, command_table, moved_links, names_of, outside_files, with_outputs
 from tools.tutorials import cells, executed, tutorials
 
@@ -101,24 +100,12 @@ def test_outputs_stand_below_their_cells() -> None:
     assert files == {"mine-0-0.html": "<p>"}
 
 
-def missing_models(page: Path) -> list[str]:
-    """The named models that a tutorial loads and that are not on this machine."""
-    missing = []
-    for name in NAMED_MODELS:
-        if f'load_model("{name}")' in page.read_text():
-            try:
-                named_model_file(name)
-            except ValueError:
-                missing.append(name)
-    return missing
-
-
 @pytest.mark.slow
 @needs_notebooks
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("page", tutorials(), ids=lambda page: page.stem)
 def test_a_tutorial_runs(page: Path) -> None:
-    if missing := missing_models(page):
+    if missing := missing_models(str(page.relative_to(ROOT))):
         pytest.skip(f"{', '.join(missing)} is not here: make models brings it")
     notebook = executed(page)
     assert notebook.metadata["attnlab"]["seconds"] < LONGEST_TUTORIAL
