@@ -16,6 +16,7 @@ import pytest
 import attnlab as al
 from attnlab.commands.table import COMMANDS
 from tests.opened_pages import ROOT, missing_models
+from tests.pages.test_accessibility import PHONE
 from tools.site_pages import NAMES, command_table, moved_links, names_of, outside_files, with_outputs
 from tools.tutorials import cells, executed, tutorials
 
@@ -139,3 +140,34 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
     )
     pages: list[Any] = [page for page in site.rglob("*.html") if loading.search(page.read_text(errors="replace"))]
     assert pages == []
+
+
+# Not opened from a file: its addresses begin at the root of a server.
+FOR_SERVERS = {"404.html"}
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@needs_site
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious_on_a_phone_and_no_page_is_wider(
+    site: Path, browser: Any, axe: str, scheme: str
+) -> None:
+    context = browser.new_context(offline=True, color_scheme=scheme, viewport={"width": PHONE, "height": 800})
+    page = context.new_page()
+    found: dict[str, Any] = {}
+    for file in sorted(site.rglob("*.html")):
+        # The pages that tutorials show in frames have tests of their own.
+        if file.name in FOR_SERVERS or "md-main" not in file.read_text(encoding="utf-8"):
+            continue
+        page.goto(file.as_uri())
+        page.evaluate(axe)
+        run = "axe.run({ exclude: ['iframe'] }, { resultTypes: ['violations'] }).then((result) => result.violations)"
+        for violation in page.evaluate(run):
+            if violation["impact"] in ("serious", "critical"):
+                nodes = [node["html"][:120] for node in violation["nodes"]]
+                found.setdefault(violation["id"], {})[str(file.relative_to(site))] = nodes[:2]
+        if page.evaluate("document.documentElement.scrollWidth") > PHONE:
+            found.setdefault("wider than the screen", []).append(str(file.relative_to(site)))
+    context.close()
+    assert found == {}
