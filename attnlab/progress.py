@@ -36,6 +36,7 @@ class Progress:
         self._first_step_at: float | None = None
         # The step that stands for the start is taken back with the first ones that are expected.
         self.expected = self.done = 0
+        self._stage: str | None = None
 
     def expect(self, steps: int) -> None:
         """This many more steps are to come."""
@@ -47,6 +48,7 @@ class Progress:
 
     def stage(self, what: str) -> None:
         """What is being done now."""
+        self._stage = what
         self.bar.set_description(f"{self.name}: {what}")
         if time.monotonic() >= self._quiet_until:
             self.finished(what)
@@ -55,6 +57,8 @@ class Progress:
         """This many steps are done."""
         self.done += steps
         self.bar.update(steps)
+        if self._stage is not None and time.monotonic() >= self._quiet_until:
+            self.finished(self._stage)
 
     def finished(self, part: str) -> None:
         """One part is finished, which stays to be read where there is no bar."""

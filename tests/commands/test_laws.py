@@ -151,6 +151,22 @@ def test_a_line_of_progress_says_what_is_left(
     ]
 
 
+def test_a_long_stage_is_not_silent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    now = 100.0
+    monkeypatch.setattr("attnlab.progress.time", SimpleNamespace(monotonic=lambda: now))
+    progress = Progress("planning", plain=True)
+    progress.expect(10)
+    progress.stage("candidates")
+    for _ in range(10):
+        now += 4
+        progress.step()
+    assert capsys.readouterr().err.splitlines() == [
+        "planning: candidates, about 00:28 left",
+        "planning: candidates, about 00:16 left",
+        "planning: candidates, about 00:04 left",
+    ]
+
+
 def test_every_command_has_a_good_call() -> None:
     assert set(GOOD) == set(COMMANDS)
 
