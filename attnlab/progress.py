@@ -31,16 +31,17 @@ class Progress:
         self.name, self.plain = name, plain and not sys.stderr.isatty()
         style = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
         self.bar = tqdm(total=1, desc=name, disable=None, bar_format=style, leave=False, dynamic_ncols=True)
-        self._began = time.monotonic()
-        self._quiet_until = self._began + (0 if at_once else QUIET)
+        self._quiet_until = time.monotonic() + (0 if at_once else QUIET)
+        # What comes before the first step, such as reading a model, says nothing of how long a step takes.
+        self._first_step_at: float | None = None
         # The step that stands for the start is taken back with the first ones that are expected.
         self.expected = self.done = 0
+        self._stage: str | None = None
 
     def expect(self, steps: int) -> None:
         """This many more steps are to come."""
-        if not self.expected:
-            # What was done before the first steps says nothing of how long they take.
-            self._began = time.monotonic()
+        if self._first_step_at is None:
+            self._first_step_at = time.monotonic()
             self.bar.reset()
         self.expected += steps
         self.bar.total = self.expected
@@ -48,6 +49,7 @@ class Progress:
 
     def stage(self, what: str) -> None:
         """What is being done now."""
+        self._stage = what
         self.bar.set_description(f"{self.name}: {what}")
         if time.monotonic() >= self._quiet_until:
             self.finished(what)
@@ -56,6 +58,8 @@ class Progress:
         """This many steps are done."""
         self.done += steps
         self.bar.update(steps)
+        if self._stage is not None and time.monotonic() >= self._quiet_until:
+            self.finished(self._stage)
 
     def finished(self, part: str) -> None:
         """One part is finished, which stays to be read where there is no bar."""
@@ -65,9 +69,9 @@ class Progress:
 
     def _left(self) -> str:
         """The time that the steps to come take, if they go as those before; nothing where it is not known or short."""
-        if not 0 < self.done < self.expected:
+        if self._first_step_at is None or not 0 < self.done < self.expected:
             return ""
-        seconds = (time.monotonic() - self._began) / self.done * (self.expected - self.done)
+        seconds = (time.monotonic() - self._first_step_at) / self.done * (self.expected - self.done)
         return f", about {tqdm.format_interval(seconds)} left" if seconds >= SHORT else ""
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,3 +66,12 @@ def browser() -> Iterator[Any]:
         launched = started.chromium.launch(executable_path=chromium)
         yield launched
         launched.close()
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """The script of axe-core, out of node_modules (npm install --no-save axe-core) or the file that ATTNLAB_AXE names."""
+    script = Path(os.environ.get("ATTNLAB_AXE") or "node_modules/axe-core/axe.min.js")
+    if not script.is_file():
+        pytest.skip("there is no axe-core: npm install --no-save axe-core, or name its axe.min.js in ATTNLAB_AXE")
+    return script.read_text(encoding="utf-8")

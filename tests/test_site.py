@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 import attnlab as al
-from attnlab.adapters.named_models import NAMED_MODELS, named_model_file
-from tests.opened_pages import ROOT
-from tools.site_pages import NAMES, moved_links, names_of, outside_files, with_outputs
+from attnlab.commands.table import COMMANDS
+from tests.opened_pages import ROOT, missing_models
+from tests.pages.test_accessibility import PHONE
+from tools.site_pages import NAMES, command_table, moved_links, names_of, outside_files, with_outputs
 from tools.tutorials import cells, executed, tutorials
 
 API = sorted((ROOT / "docs" / "api").glob("*.md"))
@@ -68,6 +69,11 @@ def test_links_that_leave_the_documents_lead_to_pages_of_the_site() -> None:
     assert "papers/ktiw/figures/dynamics-counts.svg" in outside_files(["docs/dynamics.md"])
 
 
+def test_the_table_of_commands_has_them_all() -> None:
+    rows = command_table().splitlines()[2:]
+    assert [row.split("`")[1].split()[1] for row in rows] == list(COMMANDS)
+
+
 @pytest.mark.parametrize("page", tutorials(), ids=lambda page: page.stem)
 def test_a_tutorial_is_short_and_says_when_not_to_use_it(page: Path) -> None:
     text = page.read_text()
@@ -95,24 +101,12 @@ def test_outputs_stand_below_their_cells() -> None:
     assert files == {"mine-0-0.html": "<p>"}
 
 
-def missing_models(page: Path) -> list[str]:
-    """The named models that a tutorial loads and that are not on this machine."""
-    missing = []
-    for name in NAMED_MODELS:
-        if f'load_model("{name}")' in page.read_text():
-            try:
-                named_model_file(name)
-            except ValueError:
-                missing.append(name)
-    return missing
-
-
 @pytest.mark.slow
 @needs_notebooks
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("page", tutorials(), ids=lambda page: page.stem)
 def test_a_tutorial_runs(page: Path) -> None:
-    if missing := missing_models(page):
+    if missing := missing_models(str(page.relative_to(ROOT))):
         pytest.skip(f"{', '.join(missing)} is not here: make models brings it")
     notebook = executed(page)
     assert notebook.metadata["attnlab"]["seconds"] < LONGEST_TUTORIAL
@@ -146,3 +140,34 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
     )
     pages: list[Any] = [page for page in site.rglob("*.html") if loading.search(page.read_text(errors="replace"))]
     assert pages == []
+
+
+# Not opened from a file: its addresses begin at the root of a server.
+FOR_SERVERS = {"404.html"}
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@needs_site
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious_on_a_phone_and_no_page_is_wider(
+    site: Path, browser: Any, axe: str, scheme: str
+) -> None:
+    context = browser.new_context(offline=True, color_scheme=scheme, viewport={"width": PHONE, "height": 800})
+    page = context.new_page()
+    found: dict[str, Any] = {}
+    for file in sorted(site.rglob("*.html")):
+        # The pages that tutorials show in frames have tests of their own.
+        if file.name in FOR_SERVERS or "md-main" not in file.read_text(encoding="utf-8"):
+            continue
+        page.goto(file.as_uri())
+        page.evaluate(axe)
+        run = "axe.run({ exclude: ['iframe'] }, { resultTypes: ['violations'] }).then((result) => result.violations)"
+        for violation in page.evaluate(run):
+            if violation["impact"] in ("serious", "critical"):
+                nodes = [node["html"][:120] for node in violation["nodes"]]
+                found.setdefault(violation["id"], {})[str(file.relative_to(site))] = nodes[:2]
+        if page.evaluate("document.documentElement.scrollWidth") > PHONE:
+            found.setdefault("wider than the screen", []).append(str(file.relative_to(site)))
+    context.close()
+    assert found == {}

@@ -22,6 +22,9 @@ from attnlab.pages.evaluate import evaluate_page
 ROOT = Path(__file__).resolve().parent.parent
 OUT, WORK = ROOT / "docs" / "images", ROOT / "build" / "gallery"
 BOOK = ROOT / "attnlab" / "shipped" / "text" / "shakespeare.txt"
+# The text of the README's first command, and the head that looks up its answer: W, and what of it has length.
+NEEDLE = "The needle is blue and the thread is red. What colour is the needle? The needle is"
+LOOKS_UP = "location.hash = 'layer=18&head=6&view=map&panes=0:standard|0:norm&q=18&k=3'"
 PASSAGE = (
     "The river was frozen, so the old ferry stayed in the harbour until the ice broke in spring. Then the captain "
     "counted his passengers, raised the flag, and sailed slowly past the lighthouse to his brother's town."
@@ -100,7 +103,6 @@ JUDGE = (
     "needle",
 )
 
-BESIDE = "[...document.querySelectorAll('button')].find((button) => button.textContent == 'Beside').click()"
 LAST_STEP = """(() => {
     const slider = document.querySelector("input[type=range]");
     slider.value = slider.max;
@@ -112,9 +114,9 @@ PICTURES = {
     "compare": Picture("compare.html", command(*COMPARE, "--tokens", 1024, "--length", 128, "-o", "compare.html")),
     "explorer": Picture(
         "explorer.html",
-        command("explore", SHIPPED, PASSAGE, "--all", "-o", "explorer.html"),
+        command("explore", "smollm2", NEEDLE, "--all", "-o", "explorer.html"),
         width=1720,
-        before=BESIDE,
+        before=LOOKS_UP,
         height=980,
     ),
     "explorer-mechanism": Picture(

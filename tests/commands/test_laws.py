@@ -31,7 +31,7 @@ KINDS = PLAIN_KINDS | set(NAMES) | set(SPECS) | set(SHELLS_OWN)
 EXAMPLES = [(command, example) for command, entry in COMMANDS.items() for example in entry.examples]
 
 # Commands that end at once, and what progress looks like in the others.
-AT_ONCE = {"completion"}
+AT_ONCE = {"completion", "fetch"}
 PROGRESS = re.compile(r"step \d+/\d+ |[a-z]+: ")
 
 
@@ -136,7 +136,7 @@ def test_a_line_of_progress_says_what_is_left(
     now = 100.0
     monkeypatch.setattr("attnlab.progress.time", SimpleNamespace(monotonic=lambda: now))
     progress = Progress("timing", plain=True)
-    # A model was loaded first: no step took that long.
+    # Reading a model takes a minute, which is no part of a step.
     now = 160.0
     progress.expect(4)
     for seconds in (5.0, 10.0, 15.0, 20.0):
@@ -148,6 +148,22 @@ def test_a_line_of_progress_says_what_is_left(
         "timing: a part, about 00:10 left",
         "timing: a part, about 00:05 left",
         "timing: a part",
+    ]
+
+
+def test_a_long_stage_is_not_silent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    now = 100.0
+    monkeypatch.setattr("attnlab.progress.time", SimpleNamespace(monotonic=lambda: now))
+    progress = Progress("planning", plain=True)
+    progress.expect(10)
+    progress.stage("candidates")
+    for _ in range(10):
+        now += 4
+        progress.step()
+    assert capsys.readouterr().err.splitlines() == [
+        "planning: candidates, about 00:28 left",
+        "planning: candidates, about 00:16 left",
+        "planning: candidates, about 00:04 left",
     ]
 
 

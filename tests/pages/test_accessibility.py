@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.opened_pages import ROOT, assert_fits
+from tests.opened_pages import assert_fits
 
 from .conftest import OpenPage
 from .every_page import PAGES, write_page
@@ -16,8 +15,6 @@ from .explorer.conftest import settle
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
-# axe-core is taken from node_modules (npm install --no-save axe-core), or from the file that ATTNLAB_AXE names.
-AXE = Path(os.environ.get("ATTNLAB_AXE") or ROOT / "node_modules" / "axe-core" / "axe.min.js")
 PHONE, DESKTOP = 360, 1280
 CONTROLS = "a[href], button, input, select, textarea, summary, [tabindex='0']"
 MOST_TABS = 400
@@ -25,13 +22,6 @@ MOST_TABS = 400
 SCROLLS = ".scroll, .x-rows, .x-scroll, [style*='overflow-x']"
 # Clicked with the pointer only, since a control beside it does the same.
 SAME_BY_ANOTHER_CONTROL = "canvas.x-chart"  # the slider of training steps above it
-
-
-@pytest.fixture(scope="module")
-def axe() -> str:
-    if not AXE.is_file():
-        pytest.skip("there is no axe-core: npm install --no-save axe-core, or name its axe.min.js in ATTNLAB_AXE")
-    return AXE.read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import attnlab as al
-from attnlab.pretraining.conversion import ConversionConfig
+from attnlab.pretraining.conversion import ConversionConfig, fitted_lengths
 from attnlab.training import RunError, list_checkpoints, read_metrics, read_result
 from tests.pretraining.conversions import SETTINGS, SPEC, config, files, halves, job
 from tests.training.jobs import without_seconds
@@ -229,6 +229,15 @@ def test_bad_input_leaves_nothing(folder: Path, tmp_path: Path, changes: dict[st
     run_dir = tmp_path / "run"
     assert message in refused(folder, run_dir, **changes)
     assert not run_dir.exists()
+
+
+def test_rows_are_cut_to_the_models_positions_where_no_lengths_were_asked_for(folder: Path, tmp_path: Path) -> None:
+    asked = config(folder, settings=replace(SETTINGS, lengths=((8, 0.5), (4096, 0.25), (2048, 0.25))), fit_lengths=True)
+    fitted = fitted_lengths(asked, 64).settings
+    assert fitted.lengths == ((8, 0.5), (64, 0.5))
+    assert (fitted.length, fitted.batch) == (SETTINGS.length, SETTINGS.batch)
+    assert fitted_lengths(asked, 4).settings.batch * 4 == SETTINGS.batch * SETTINGS.length
+    assert fitted_lengths(asked, None) is asked
 
 
 def test_an_empty_folder_stays_one_after_bad_input(folder: Path, tmp_path: Path) -> None:
