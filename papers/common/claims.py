@@ -262,17 +262,17 @@ def fails(wanted: Cell, sound: Cell, *, below: float) -> Predicate:
     return Predicate(run, (wanted, sound))
 
 
-def unless(reason: Callable[[Result], str | None], test: Predicate) -> Predicate:
+def unless(reason: Callable[[Result], str | None], test: Predicate, *, explains_missing: bool = False) -> Predicate:
     """The test, where ``reason`` finds nothing in the results for which they cannot decide it.
 
-    The reason counts also where the test misses rows, which may be why they are missing.
+    With ``explains_missing`` the reason is also why rows are missing that the test needs.
     """
 
     def run(result: Result) -> Verdict:
         try:
             verdict = test(result)
         except Missing:
-            why = reason(result)
+            why = reason(result) if explains_missing else None
             if why is None:
                 raise
             return Verdict(NOT_TESTABLE, reason=why)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from attnlab.data import Blocks, MlmSource, TokenStore
 from attnlab.data.tokenisers import Tokeniser
@@ -159,12 +158,8 @@ class _Detector(Callback):
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 output: ElectraOutput = moment.model(batch["input_ids"], batch["labels"])
             loss = ReplacedTokens(weight_of=1.0)(moment.model, output, {}, 0)
-            total, count = total + _number(loss.total), count + _number(loss.count)
-            replaced += _number(output.replaced.sum())
+            total, count = total + float(loss.total), count + float(loss.count)
+            replaced += float(output.replaced.sum())
         share = min(max(replaced / count, 1e-6), 1 - 1e-6)
         plateau = -share * math.log(share) - (1 - share) * math.log(1 - share)
         return {"valid/detector": total / count, "valid/plateau": plateau}
-
-
-def _number(value: Tensor) -> float:
-    return float(value)

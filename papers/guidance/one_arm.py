@@ -37,7 +37,7 @@ ARM_KEYS = {
     "finetuned_runs": [*ARM, "task", "tune_seed"],
 }
 # What an arm of little text has instead of the defaults, as in the study's part (f).
-LITTLE_TEXT = {"dropout": 0.1, "evaluations": 60}
+LITTLE_TEXT: dict[str, Any] = {"dropout": 0.1, "evaluations": 60}
 PATTERNS = ("next", "prev", "first", "period", "delim")
 
 

@@ -88,19 +88,19 @@ FIGURE_6: tuple[tuple[str, str, str, Predicate], ...] = (
         "bad-heads-fail",
         "Eight heads with bad initialisations are likely to fail.",
         "most fail",
-        unless(_too_few_heads("bad"), BAD),
+        unless(_too_few_heads("bad"), BAD, explains_missing=True),
     ),
     (
         "one-good-head",
         "One good initialisation among eight is enough to learn.",
         "most learn",
-        unless(_too_few_heads("bad", "good"), ONE_GOOD),
+        unless(_too_few_heads("bad", "good"), ONE_GOOD, explains_missing=True),
     ),
     (
         "random-heads",
         "Eight random initialisations learn with very high probability.",
         "nearly all learn",
-        unless(_too_few_heads("bad"), RANDOM),
+        unless(_too_few_heads("bad"), RANDOM, explains_missing=True),
     ),
 )
 
