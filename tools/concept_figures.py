@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,7 +61,7 @@ def effective() -> str:
 
 def bounded() -> str:
     """Bytes of a cache against the tokens read, with softmax and with a bounded memory; heads as in SmolLM2."""
-    heads = {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3}
+    heads: dict[str, Any] = {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3}
     model = LlamaForCausalLM(LlamaConfig(hidden_size=576, intermediate_size=8, vocab_size=8, **heads)).bfloat16().eval()
     spec = "abc-select:slots=56,window=64,sinks=4"
     lengths = [1, *range(64, 2049, 64)]
