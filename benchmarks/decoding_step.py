@@ -27,9 +27,10 @@ from typing import Any
 import torch
 from abc_gpu import graph_ms
 from storing import make_results, write_results
+from tiny_models import tiny_llama as tiny_model
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
-from transformers import AttentionInterface, DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import AttentionInterface, DynamicCache, StaticCache
 
 from attnlab.adapters import convert, load_model
 from attnlab.adapters.cache_bytes import cache_bytes, held_bytes
@@ -40,15 +41,6 @@ TABLE = "steps"
 PART = 512
 # Calls after which torch.compile has made all graphs of a step: at the second it learns that lengths grow.
 COMPILING = 3
-
-
-def tiny_model() -> nn.Module:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=48, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, intermediate_size=64,
-        vocab_size=61,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
 
 
 def grouped_queries(
