@@ -109,7 +109,7 @@ def answer_as_it_comes(
     except KeyboardInterrupt:
         progress.close()
         if not last:
-            raise KeyboardInterrupt("stopped before the first mechanism was finished") from None
+            raise KeyboardInterrupt("stopped before anything was finished") from None
         raise StoppedEarly("stopped; what was finished is kept", answer()) from None
     finally:
         progress.close()
