@@ -106,7 +106,7 @@ def test_a_wrong_path_says_what_would_be_right(
 COMMANDS = {
     "bench": ["bench", "-m", "SPEC", "--lengths", "16", "--heads", "2", "--width", "4", "--repeats", "1"],
     "compare": ["compare", str(SHIPPED), "--text", "text.txt", *QUICK, "-m", "SPEC", "-o", "page.html"],
-    "demo": ["demo", *QUICK, "-m", "SPEC", "--out", "demo"],
+    "demo": ["demo", *QUICK, "-m", "SPEC", "--lengths", "32", "--out", "demo"],
     "explore": ["explore", str(SHIPPED), "Now is the winter.", "-m", "SPEC", "-o", "page.html"],
     "train": ["train", "--text", "text.txt", *TRAINING, "--attention", "SPEC", "--out", "run"],
 }

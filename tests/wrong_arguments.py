@@ -51,7 +51,6 @@ WITHOUT_ARGUMENTS = {
     "all_mechanisms",
     "cache_policy_names",
     "mechanism_names",
-    "shipped_model",
     "Mechanism",
     "__version__",
 }
@@ -116,6 +115,7 @@ def right_arguments() -> dict[str, dict[str, Any]]:
         "record": {"model": model},
         "register": {"name": "a-name-of-a-test"},
         "save_model": {"loaded": nothing, "folder": "nowhere"},
+        "shipped_model": {"name": "mlm"},
         "spec_of": {"mech": al.Softmax()},
         "swap": {"model": model, "mech": "softmax"},
         "swap_plan": {"model": model, "plan": al.Plan({0: "softmax"})},

@@ -31,7 +31,8 @@ what stands here.
 
 A MECHANISM is a spec such as `top-r:r=16`, a POLICY one such as `snapkv:window=32`
 ([mechanisms](your-own-mechanism.md), [policies](cache.md)); `attnlab explore --list-readings` lists every READING. A
-MODEL is a folder, a GGUF file, a hub name or `smollm2`.
+MODEL is a folder, a GGUF file, a hub name, `smollm2`, or one that comes with attnlab: `shipped-mlm`, `shipped-lm` or
+`shipped-lm-bounded`.
 """
 END = """
 ## When not to use this

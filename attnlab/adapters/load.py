@@ -17,7 +17,7 @@ from attnlab.adapters.model_files import (
     files_of_index,
     refuse_layers_without_place,
 )
-from attnlab.adapters.named_models import named_model_file
+from attnlab.adapters.named_models import SHIPPED_MODELS, ShippedModel, named_model_file, shipped_folder
 from attnlab.adapters.own_checkpoints import Task, is_own_checkpoint, load_own_checkpoint, own_max_length, own_task
 from attnlab.adapters.tokenizer_files import load_tokenizer, quiet_transformers
 from attnlab.errors import PythonRemedyError, first_line, refusal
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 # The small masked language model that comes with the package.
-SHIPPED = Path(__file__).resolve().parent.parent / "shipped" / "mlm"
+SHIPPED = shipped_folder("mlm")
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 TOKENIZER_FILES = (
@@ -60,9 +60,25 @@ class LoadedModel(NamedTuple):
     task: Task
 
 
-def shipped_model() -> LoadedModel:
-    """The small masked language model that comes with the package."""
-    return load_model(SHIPPED)
+def shipped_model(name: str = "mlm") -> LoadedModel:
+    """A small model that comes with the package: "mlm", "lm" or "lm-bounded".
+
+    "mlm" is a masked language model, "lm" a causal one, "lm-bounded" the causal one with a memory of constant size: its
+    weights are the same, and only which keys stay was learned. ``load_model`` and the command line know them as
+    shipped-mlm, shipped-lm and shipped-lm-bounded.
+    """
+    shipped = SHIPPED_MODELS.get(f"shipped-{name}")
+    if shipped is None:
+        names = ", ".join(known.removeprefix("shipped-") for known in SHIPPED_MODELS)
+        raise ValueError(f"there is no shipped model {name!r}; there are: {names}")
+    return _load_shipped(shipped, torch.float32)
+
+
+def _load_shipped(shipped: ShippedModel, dtype: torch.dtype | None) -> LoadedModel:
+    loaded = load_model(shipped_folder(shipped.weights), dtype=dtype)
+    if shipped.conversion is not None:
+        reconvert(loaded.model, shipped_folder(shipped.conversion))
+    return loaded
 
 
 def load_model(
@@ -71,14 +87,17 @@ def load_model(
     trust_remote_code: bool = False,
     dtype: torch.dtype | None = torch.float32,
 ) -> LoadedModel:
-    """Load a folder or a hub name with safetensors weights, a GGUF file, or a model by its short name ("smollm2").
+    """Load a folder or a hub name with safetensors weights, a GGUF file, or a model by its short name.
+
+    Short names are "smollm2", and "shipped-mlm", "shipped-lm" and "shipped-lm-bounded" (``shipped_model``).
 
     Models of transformers, those of ``attnlab.models``, and what ``attnlab train`` wrote. A missing or damaged file is
     a ValueError of one sentence. ``dtype=None`` keeps the checkpoint's own; GGUF weights are dequantised to float32
     then. A model that was converted comes back converted.
     """
-    import transformers
-
+    shipped = SHIPPED_MODELS.get(str(path_or_hub_name))
+    if shipped is not None and not Path(path_or_hub_name).exists():
+        return _load_shipped(shipped, dtype)
     file = _gguf_file(str(path_or_hub_name))
     if file is not None:
         with quiet_transformers():
@@ -88,6 +107,13 @@ def load_model(
     name = _checked_name(str(path_or_hub_name))
     if is_own_checkpoint(Path(name)):
         return LoadedModel(*load_own_checkpoint(Path(name), dtype=dtype))
+    return _load_transformers(name, trust_remote_code=trust_remote_code, dtype=dtype)
+
+
+def _load_transformers(name: str, *, trust_remote_code: bool, dtype: torch.dtype | None) -> LoadedModel:
+    """A model of transformers from a folder that was checked, or a hub name."""
+    import transformers
+
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     except Exception as error:
@@ -197,16 +223,24 @@ def reconvert(model: Any, path_or_hub_name: str | Path) -> Any:
     """Convert a model, in place, as the converted one in this folder is, with the parameters it learned.
 
     For another head on a converted body: ``AutoModelForSequenceClassification.from_pretrained(folder)`` reads all of it
-    but the conversion.
+    but the conversion. A folder may also hold a conversion alone (its section of config.json and its parameters), for
+    the model that was converted.
     """
-    section = getattr(model.config, CONTAINER, None)
+    if is_converted(model):
+        raise ValueError(f"this {type(model).__name__} is converted already")
+    section = getattr(model.config, CONTAINER, None) or _stored_section(Path(path_or_hub_name).expanduser())
     if section is None:
         raise ValueError(
             f"the config of this {type(model).__name__} says nothing of a conversion; read the model from that folder"
         )
-    if is_converted(model):
-        raise ValueError(f"this {type(model).__name__} is converted already")
     return restore_conversion(model, section, _converted_tensors(str(path_or_hub_name)))
+
+
+def _stored_section(folder: Path) -> Any:
+    """The conversion in a folder that holds nothing else; None for a folder with a model of its own."""
+    file = folder / "config.json"
+    config = check_config(file) if file.is_file() else {}
+    return config.get(CONTAINER) if config.keys() == {CONTAINER} else None
 
 
 def _converted_tensors(name: str) -> dict[str, torch.Tensor]:

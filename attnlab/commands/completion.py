@@ -79,7 +79,7 @@ SHELLS_OWN = {
     **dict.fromkeys(("FOLDER", "RUN"), ":folders"),
 }
 # The short names of models, and the tasks, repeated here so that a tab need not import torch; tests compare them.
-NAMED_MODELS = ("smollm2",)
+NAMED_MODELS = ("smollm2", "shipped-mlm", "shipped-lm", "shipped-lm-bounded")
 TASKS = (
     *("loss", "lambada", "needle", "needle-multikey", "needle-multivalue", "needle-multiquery"),
     *("variables", "common-words", "frequent-words"),

@@ -45,7 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     model_argument(
         parser,
         nargs="?",
-        help="a model folder, a GGUF file, a hub name, smollm2, or a run folder with recorded steps",
+        help="a model folder, a GGUF file, a hub name, smollm2, shipped-lm, or a run folder with recorded steps",
     )
     parser.add_argument("text", metavar="TEXT", nargs="*", help="what it reads; two texts are shown side by side")
     parser.add_argument(

@@ -24,8 +24,8 @@ class Command:
 
 COMMANDS: dict[str, Command] = {
     "demo": Command(
-        "Compare approximations of attention on the small model that is shipped with attnlab, and write a page.",
-        ("attnlab demo", "attnlab demo -m top-r:r=16 -m window:r=32 --out my-demo"),
+        "Three acts on one page: what heads use, what approximations keep, a bounded memory; on models of attnlab's.",
+        ("attnlab demo", "attnlab demo --model smollm2 --lengths 512 2048 --out my-demo"),
     ),
     "compare": Command(
         "Put mechanisms in place of a model's attention: its quality, their error, time and memory.",

@@ -25,9 +25,9 @@ from attnlab.pages.label_placement import (
     place_reference,
     text_width,
 )
-from attnlab.pages.numbers import Scale, number, scale_over, short
+from attnlab.pages.numbers import Scale, number, scale_over, short, with_interval
 
-__all__ = ["Axes", "Point", "Series", "bar_chart", "figure", "line_chart", "scatter_chart"]
+__all__ = ["Axes", "Point", "Series", "bar_chart", "figure", "interval_chart", "line_chart", "scatter_chart"]
 
 HEIGHT = 330
 SHAPES = ("circle", "square", "diamond", "triangle")
@@ -154,6 +154,33 @@ def bar_chart(bars: Sequence[tuple[str, float]], *, name: str, title: str, x_lab
             )
         )
     table = {"columns": ["name", x_label], "rows": [list(bar) for bar in bars]}
+    svg = _svg(title, [element("text", x_label, x=8, y=16, class_="label"), drawn], height=bottom + 8)
+    return figure(svg, name=name, title=title, note=note, table=table)
+
+
+def interval_chart(
+    rows: Sequence[tuple[str, float, float | None, float | None]],
+    *,
+    name: str,
+    title: str,
+    x_label: str,
+    note: str = "",
+) -> Html:
+    """Values (name, value, low, high) as points on a line from low to high, each beside a dashed mark at zero."""
+    step, ends = 42, [end for _, value, low, high in rows for end in (value, low, high) if end is not None]
+    scale = scale_over([0.0, *ends], 14, RIGHT - 8, pad=0.04)
+    bottom = TOP + step * len(rows)
+    drawn: list[Html] = []
+    for i, (label, value, low, high) in enumerate(rows):
+        y = TOP + i * step + 22
+        zero = element("line", x1=_at(scale(0)), x2=_at(scale(0)), y1=y - 9, y2=y + 9, class_="reference")
+        words = element("text", f"{label}: {with_interval(value, low, high, sign=True)}", x=8, y=y - 14, class_="tick")
+        around = None
+        if low is not None and high is not None:
+            around = element("path", d=f"M{_at(scale(low))} {y}H{_at(scale(high))}", class_="line")
+        mark = _marker("circle", scale(value), y, 5)
+        drawn.append(element("g", words, zero, around, mark, class_=f"series {category(0)}"))
+    table = {"columns": ["name", x_label, "low", "high"], "rows": [list(row) for row in rows]}
     svg = _svg(title, [element("text", x_label, x=8, y=16, class_="label"), drawn], height=bottom + 8)
     return figure(svg, name=name, title=title, note=note, table=table)
 

@@ -1,4 +1,4 @@
-"""The page of ``attnlab compare`` and ``attnlab demo``: mechanisms in a model's attention, and what they cost."""
+"""The page of ``attnlab compare``: mechanisms in a model's attention, and what they cost."""
 
 from __future__ import annotations
 
@@ -55,10 +55,8 @@ def compare_page(result: Mapping[str, Any]) -> str:
     if "rows" not in result:
         raise ValueError("a comparison needs 'rows', one per mechanism; docs/reports.md lists the fields")
     rows = [row for row in result["rows"] if not row.get("refused")]
-    demo = result.get("name") == "demo"
     model, text = result.get("model") or {}, result.get("text") or {}
-    name = str(model.get("name", "a model"))
-    title = "What attention can be replaced by" if demo else f"Attention mechanisms on {name}"
+    title = f"Attention mechanisms on {model.get('name', 'a model')}"
     body = [
         element("h1", title),
         element("p", finding(result), class_="lead"),
@@ -83,7 +81,7 @@ def compare_page(result: Mapping[str, Any]) -> str:
         ),
     ]
     scripts = ("report.js", "maps.js") if result.get("maps") else ("report.js",)
-    return page(title, body, subtitle="demo" if demo else "comparison", scripts=scripts)
+    return page(title, body, subtitle="comparison", scripts=scripts)
 
 
 def finding(result: Mapping[str, Any]) -> Html:

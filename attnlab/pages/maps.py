@@ -1,4 +1,4 @@
-"""Attention maps of one text as a small viewer: a grid of all heads and one head large, a byte a weight."""
+"""Attention maps of one text, a byte a weight: a grid of all heads and one head large, or two maps of one head."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from attnlab.pages.html import Html, data, element
 
-__all__ = ["map_viewer", "quantise"]
+__all__ = ["map_pair", "map_viewer", "quantise"]
 
 
 def quantise(name: str, values: Any) -> dict[str, Any]:
@@ -45,11 +45,7 @@ def quantise(name: str, values: Any) -> dict[str, Any]:
 def map_viewer(tokens: Sequence[str], maps: Mapping[str, Any]) -> Html:
     """The viewer's markup and payload; a page that holds it needs the script ``maps.js``."""
     packed = [quantise(name, values) for name, values in maps.items()]
-    for one in packed:
-        if one["queries"] != len(tokens) or one["keys"] != len(tokens):
-            raise ValueError(
-                f"maps of {one['name']!r} are {one['queries']} x {one['keys']}, but there are {len(tokens)} tokens"
-            )
+    _check_sizes(packed, tokens)
     return element(
         "div",
         element(
@@ -78,3 +74,35 @@ def map_viewer(tokens: Sequence[str], maps: Mapping[str, Any]) -> Html:
         data({"tokens": [str(t) for t in tokens], "maps": packed}),
         class_="card maps",
     )
+
+
+def map_pair(tokens: Sequence[str], maps: Mapping[str, Any], *, note: str = "") -> Html:
+    """Maps (query, key) of one head side by side, in one scale of colours; they need the script ``maps.js``, too."""
+    packed = quantise(" and ".join(maps), np.asarray(list(maps.values()), dtype=np.float64)[:, None])
+    _check_sizes([packed], tokens)
+    drawn = [
+        element(
+            "div",
+            element("h3", name),
+            element(
+                "canvas", class_="maps-large", tabindex="0", role="img", aria_label=name, data_layer=i, data_name=name
+            ),
+        )
+        for i, name in enumerate(maps)
+    ]
+    return element(
+        "div",
+        element("div", drawn, class_="maps-body maps-pair"),
+        element("p", class_="readout", aria_live="polite"),
+        element("p", note, class_="note") if note else None,
+        data({"tokens": [str(t) for t in tokens], "maps": [packed]}),
+        class_="card maps",
+    )
+
+
+def _check_sizes(packed: Sequence[Mapping[str, Any]], tokens: Sequence[str]) -> None:
+    for one in packed:
+        if one["queries"] != len(tokens) or one["keys"] != len(tokens):
+            raise ValueError(
+                f"maps of {one['name']!r} are {one['queries']} x {one['keys']}, but there are {len(tokens)} tokens"
+            )

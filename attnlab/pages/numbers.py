@@ -34,13 +34,13 @@ def number(value: object) -> str:
     return f"{value:.4g}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def percent(value: float | None) -> str:
+def percent(value: float | None, *, places: int = 1) -> str:
     """A share in per cent.
 
-    >>> percent(0.4123)
-    '41.2 %'
+    >>> percent(0.4123), percent(0.4123, places=0)
+    ('41.2 %', '41 %')
     """
-    return MISSING if value is None else f"{100 * value:.1f} %"
+    return MISSING if value is None else f"{100 * value:.{places}f} %"
 
 
 def with_interval(

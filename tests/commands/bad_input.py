@@ -32,7 +32,7 @@ class Case:
 
 # Words that make a call of each command quick and good; {files} is the folder of good files.
 GOOD: dict[str, list[str]] = {
-    "demo": ["--tokens", "40", "--length", "20", "-m", "softmax", "--out", "{own}/demo"],
+    "demo": ["--tokens", "40", "--length", "20", "-m", "softmax", "--lengths", "32", "--out", "{own}/demo"],
     "compare": ["{files}/llama", "--text", "{files}/text.txt", "-m", "softmax", "--tokens", "30", "-o", "{own}/p.html"],
     "evaluate": [
         *["{files}/llama", "--text", "{files}/text.txt", "--tasks", "loss", "--window", "16", "--windows", "1"],

@@ -198,18 +198,63 @@ def test_debug_shows_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "Traceback" in capsys.readouterr().err
 
 
+DEMO = [*QUICK, "--lengths", "32", "64"]
+
+
 def test_demo_writes_its_page_and_its_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "demo"
-    assert main(["demo", "--out", str(out), *QUICK]) == 0
+    assert main(["demo", "--out", str(out), *DEMO]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert shown[-3:] == [f"wrote {out / name}" for name in ("index.html", "explorer.html", "results.json")]
+    assert [line[:3] for line in shown[:3]] == ["1. ", "2. ", "3. "]
+    assert shown[3:] == [f"wrote {out / name}" for name in ("index.html", "explorer.html", "results.json")]
     assert '"norm"' in (out / "explorer.html").read_text()
     assert 'href="explorer.html"' in (out / "index.html").read_text()
     result = json.loads((out / "results.json").read_text())
-    assert [row["mechanism"] for row in result["rows"]] == ["softmax", "top-r:r=2"]
+    assert result["complete"]
+    assert result["head"]["rule"] == "changes"
+    assert [row["mechanism"] for row in result["comparison"]["rows"]] == ["softmax", "top-r:r=2"]
+    assert [row["length"] for row in result["memory"]["rows"]] == [32, 64]
+    assert result["memory"]["learned"] == "trained"
     page = (out / "index.html").read_text()
     assert "captain" in page
-    assert "effective" in page
+    assert "Ishmael" in page
+
+
+def test_demo_of_a_causal_model_makes_its_twin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--model", "shipped-lm", "--out", str(tmp_path), *DEMO, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["models"] == {"1 and 2": "shipped-lm", "3": "shipped-lm"}
+    assert result["comparison"]["rows"][0]["quality"]["name"] == "perplexity"
+    assert result["memory"]["learned"] == "started"
+    assert "nothing was trained" in (tmp_path / "index.html").read_text()
+
+
+def test_demo_of_a_masked_model_has_two_acts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--model", "shipped-mlm", "--out", str(tmp_path), *DEMO]) == 0
+    last = capsys.readouterr().out.splitlines()[2]
+    assert last == (
+        "3. There is no third act: BertForMaskedLM does not write one token after another, so it has no cache to bound."
+    )
+    assert json.loads((tmp_path / "results.json").read_text())["complete"]
+
+
+def test_demo_refuses_a_model_that_is_converted(tmp_path: Path, fails: Fails) -> None:
+    assert "is converted already" in fails("demo", "--model", "shipped-lm-bounded", "--out", tmp_path, *DEMO)
+
+
+def test_a_demo_that_is_stopped_keeps_its_first_act(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from attnlab.evaluation import compare
+
+    def stop(*args: object, **settings: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare, "compare", stop)
+    assert main(["demo", "--out", str(tmp_path), *DEMO]) == 130
+    assert "captain" in (tmp_path / "index.html").read_text()
+    assert not json.loads((tmp_path / "results.json").read_text())["complete"]
+    assert "what was finished is kept" in capsys.readouterr().err
 
 
 def test_bench_gives_a_mechanism_its_hidden_states(capsys: pytest.CaptureFixture[str]) -> None:

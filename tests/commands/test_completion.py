@@ -15,7 +15,7 @@ import pytest
 
 import attnlab
 from attnlab import registry
-from attnlab.adapters.named_models import NAMED_MODELS
+from attnlab.adapters.named_models import NAMED_MODELS, SHIPPED_MODELS
 from attnlab.caches.registry import entry_of
 from attnlab.cli import main
 from attnlab.commands import completion
@@ -70,7 +70,7 @@ def test_names_from_the_sources_are_those_of_the_registries() -> None:
     common = [field.name for field in settings_of(attnlab.KVPolicy) if field.name != "by"]
     for name in POLICIES.names():
         assert POLICIES.settings(name) == [*(f.name for f in settings_of(entry_of(name)[0].cls)), *common], name
-    assert set(completion.NAMED_MODELS) == set(NAMED_MODELS)
+    assert set(completion.NAMED_MODELS) == {*NAMED_MODELS, *SHIPPED_MODELS}
     assert set(completion.TASKS) == set(JUDGE_TASKS)
 
 

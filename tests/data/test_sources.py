@@ -66,3 +66,6 @@ def test_the_bundled_text_is_small_and_whole():
     text = bundled_text()
     assert 5_000 < len(text) < 20_000
     assert "wherefore art thou Romeo?" in text
+    assert bundled_text("moby-dick").startswith("CHAPTER 1. Loomings.\n\nCall me Ishmael.")
+    with pytest.raises(ValueError, match="there are: shakespeare, moby-dick"):
+        bundled_text("bible")

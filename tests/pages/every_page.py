@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from attnlab.pages import compare_page, run_page
+from attnlab.pages import compare_page, demo_page, run_page
 from attnlab.pages.audit import audit_page
 from attnlab.pages.evaluate import evaluate_page
 from attnlab.pages.explorer import explore_run
@@ -23,6 +23,7 @@ from tests.papers.common.made_up import as_the_papers_say
 from .examples import (
     NASTY,
     a_comparison,
+    a_comparison_with_maps,
     a_demo,
     a_judgement,
     a_recommendation,
@@ -37,10 +38,14 @@ __all__ = ["PAGES", "write_page"]
 
 
 def _hostile(folder: Path) -> str:
-    result = a_demo()
+    result = a_comparison_with_maps()
     result["rows"][1]["mechanism"] = NASTY
     result["tokens"][3] = NASTY
     return compare_page(result)
+
+
+def _stopped_demo(folder: Path) -> str:
+    return demo_page({name: value for name, value in a_demo().items() if name not in ("comparison", "memory")})
 
 
 def _runs(folder: Path) -> str:
@@ -74,7 +79,9 @@ PAGES: dict[str, Callable[[Path], str | bytes]] = {
     "compare": lambda _: compare_page(a_comparison()),
     "compare-layers": lambda _: compare_page(a_comparison() | {"recommendation": a_recommendation()}),
     "compare-heads": lambda _: compare_page(a_comparison() | {"recommendation": a_recommendation(by="heads")}),
-    "demo": lambda _: compare_page(a_demo()),
+    "compare-maps": lambda _: compare_page(a_comparison_with_maps()),
+    "demo": lambda _: demo_page(a_demo()),
+    "demo-stopped": _stopped_demo,
     "hostile": _hostile,
     "runs": _runs,
     "claims": lambda _: claims_page(as_the_papers_say())[0],

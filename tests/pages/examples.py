@@ -109,7 +109,7 @@ def a_judgement() -> dict[str, Any]:
     return {"name": "judge", "model": model, "config": {"cases": 100}, "rows": rows, "seed": 0, "device": "a CPU"}
 
 
-def a_demo() -> dict[str, Any]:
+def a_comparison_with_maps() -> dict[str, Any]:
     tokens = "[CLS] You will re ##jo ##ice to hear that no dis ##aster has acc ##omp ##anied the [MASK] [SEP]".split()  # noqa: SIM905
     n = len(tokens)
     standard = [
@@ -130,11 +130,58 @@ def a_demo() -> dict[str, Any]:
     effective = [
         [[[w - 0.6 * (k == n - 1) * w - 0.01 for k, w in enumerate(r)] for r in m] for m in layer] for layer in standard
     ]
-    return a_comparison("demo") | {
-        "introduction": "This page was made by make demo on the model and the text that come with attnlab.",
+    return a_comparison() | {
+        "introduction": "The model and the text come with attnlab.",
         "tokens": tokens,
         "maps": {"standard": standard, "effective": effective},
+        "explorer": "explorer.html",
     }
+
+
+def a_demo() -> dict[str, Any]:
+    """What ``attnlab demo --json`` prints, with one mechanism that keeps the quality."""
+    with_maps = a_comparison_with_maps()
+    layers, (standard, effective) = 6, (maps[3][5] for maps in with_maps["maps"].values())
+    head = {
+        "layer": 3, "head": 5, "rule": "changes", "removed": 0.46, "removed_mean": 0.31,
+        "patterns": {"standard": "vertical+diagonal", "effective": "diagonal"},
+        "most_changed": {"token": "[SEP]", "place": 18, "standard": 0.31, "effective": 0.04},
+        "removed_by_head": [[(i + h) / 14 for h in range(8)] for i in range(layers)],
+        "tokens": with_maps["tokens"], "maps": {"standard": standard, "effective": effective},
+    }  # fmt: skip
+    comparison = a_comparison("demo")
+    comparison["rows"] = [dict(row) for row in comparison["rows"]]
+    above = iter([(0.0, 0.0, 0.0), (0.01, -0.01, 0.03), *((i / 7, i / 7 - 0.05, i / 7 + 0.05) for i in range(1, 9))])
+    for row in comparison["rows"]:
+        if row.get("quality"):
+            ends = zip(("loss_above", "loss_above_low", "loss_above_high"), next(above), strict=True)
+            row["quality"] = row["quality"] | dict(ends)
+    comparison["config"] = {**comparison.get("config", {}), "length": 256}
+    comparison["text"] = {"name": "Moby-Dick", "tokens": 8192, "windows": 33}
+    rows = [
+        {
+            "length": n, "windows": 16384 // n, "full_loss": 4 - n / 9000, "bounded_loss": 4.01 - n / 9500,
+            "loss_above": 0.01 + n / 1e5, "loss_above_low": n / 1e5, "loss_above_high": 0.02 + n / 1e5,
+            "full_bytes": 6144 * n, "bounded_bytes": 405_504, "full_tokens_per_second": 9e5 / n,
+            "bounded_tokens_per_second": 412.0,
+        }
+        for n in (512, 1024, 2048, 4096, 8192)
+    ]  # fmt: skip
+    memory = {
+        "complete": True, "model": "attnlab's causal LM", "text": "Moby-Dick", "learned": "trained", "tokens": 16384,
+        "mechanism": "abc-select:slots=28,window=32", "keys": {"sinks": 4, "window": 32, "slots": 28, "size": 64},
+        "config": {"batch": 16, "temperature": 0.7, "seed": 0}, "notes": ["longer texts are left out"], "rows": rows,
+        "continuation": {
+            "passage": "Call me Ishmael. " * 30, "passage_tokens": 181, "full": " He was a man of the sea.",
+            "bounded": " He was a man of the world, and of\n\nthe ship.",
+        },
+    }  # fmt: skip
+    about = {name: comparison[name] for name in ("seed", "versions", "python", "device", "commit")}
+    return {
+        "name": "demo", "complete": True, "seconds": 71.2, "text": "Moby-Dick", "explorer": "explorer.html",
+        "models": {"1 and 2": "attnlab's masked LM", "3": "attnlab's causal LM"}, **about, "head": head,
+        "comparison": comparison, "memory": memory,
+    }  # fmt: skip
 
 
 def write_run(

@@ -17,7 +17,7 @@ from .examples import a_comparison
 
 pytestmark = pytest.mark.browser
 
-NAMES = ("compare", "demo", "hostile", "runs", "claims", "judge")
+NAMES = ("compare", "compare-maps", "demo", "hostile", "runs", "claims", "judge")
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_the_pointer_reads_values_and_the_legend_hides_a_series(open_page: OpenP
 
 
 def test_the_maps_show_the_head_that_is_chosen(open_page: OpenPage, pages: dict[str, Path]) -> None:
-    page = open_page(pages["demo"])
+    page = open_page(pages["compare-maps"])
     title = page.locator(".maps-title")
     grid = page.locator(".maps-grid")
     assert title.inner_text() == "standard · layer 0 · head 0"
@@ -175,3 +175,19 @@ def test_the_maps_show_the_head_that_is_chosen(open_page: OpenPage, pages: dict[
         page.keyboard.press(key)
     assert page.inner_text(".readout").startswith("“You” (1) gives “You” (1) the weight ")
     assert page.evaluate("document.querySelectorAll('*').length") < 3000
+
+
+def test_two_maps_of_a_head_are_read_together(open_page: OpenPage, pages: dict[str, Path]) -> None:
+    page = open_page(pages["demo"])
+    maps = page.locator(".maps-pair .maps-large")
+    assert maps.count() == 2
+    maps.nth(1).scroll_into_view_if_needed()
+    box = maps.nth(1).bounding_box()
+    step = (box["width"] - 78) / 19
+    page.mouse.move(box["x"] + 78 + 18.5 * step, box["y"] + 78 + 1.5 * step)
+    read = page.inner_text(".readout")
+    assert read.startswith("“You” (1) gives “[SEP]” (18) the weight Attention, W ")
+    assert ", Effective attention " in read
+    maps.first.focus()
+    page.keyboard.press("ArrowDown")
+    assert page.inner_text(".readout").startswith("“[CLS]” (0) gives “[CLS]” (0) the weight ")

@@ -18,7 +18,7 @@ from attnlab.pages.html import data, join, page
 from attnlab.pages.maps import quantise
 from attnlab.pages.runs import MOST_POINTS, curves, grouped, read_run
 
-from .examples import NASTY, a_comparison, a_demo, write_run
+from .examples import NASTY, a_comparison, a_comparison_with_maps, write_run
 from .parsing import parse
 
 
@@ -37,7 +37,7 @@ assert "torch" not in sys.modules and "transformers" not in sys.modules
 
 
 def test_text_is_escaped_everywhere_and_the_payload_cannot_end_its_script() -> None:
-    result = a_demo()
+    result = a_comparison_with_maps()
     result["rows"][1]["mechanism"] = NASTY
     result["model"]["name"] = result["text"]["name"] = result["introduction"] = NASTY
     result["rows"][-1]["refused"] = NASTY
@@ -164,8 +164,8 @@ def test_comparison_page_of_the_smallest_result() -> None:
     parse(compare_page({"name": "compare", "rows": [{"mechanism": "kernel:elu", "refused": "why"}]}))
 
 
-def test_demo_page_packs_its_maps() -> None:
-    result = a_demo()
+def test_comparison_page_packs_its_maps() -> None:
+    result = a_comparison_with_maps()
     payload = parse(compare_page(result)).one("div", "maps").data()
     standard, effective = payload["maps"]
     assert (standard["layers"], standard["heads"], standard["queries"]) == (6, 8, len(result["tokens"]))
@@ -185,7 +185,7 @@ def test_demo_page_packs_its_maps() -> None:
 def test_maps_of_the_wrong_shape_are_refused() -> None:
     with pytest.raises(ValueError, match=r"must be \(layer, head, query, key\), got 3 dimensions"):
         quantise("standard", np.zeros((2, 3, 5)))
-    result = a_demo()
+    result = a_comparison_with_maps()
     result["tokens"] = result["tokens"][:-1]
     with pytest.raises(ValueError, match="are 19 x 19, but there are 18 tokens"):
         compare_page(result)

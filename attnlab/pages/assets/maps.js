@@ -1,5 +1,6 @@
 "use strict";
-// Attention maps of one text: all heads as a grid, one head large with its tokens; drawn on a canvas, which stays fast.
+// Attention maps of one text: all heads as a grid, one head large with its tokens; or two maps of one head side by side, which
+// have no grid. They are drawn on a canvas, which stays fast.
 (() => {
   const colour = (kind, steps) => {
     const style = getComputedStyle(document.documentElement);
@@ -14,10 +15,12 @@
       map.bytes = map.signed ? new Int8Array(bytes.buffer) : bytes;
     }
     const grid = viewer.querySelector(".maps-grid");
-    const large = viewer.querySelector(".maps-large");
+    const larges = [...viewer.querySelectorAll(".maps-large")];
     const readout = viewer.querySelector(".readout");
     const title = viewer.querySelector(".maps-title");
     const state = { map: 0, layer: 0, head: 0 };
+    // A canvas that names its layer always shows that one.
+    const layerOf = (large) => Number(large.dataset.layer ?? state.layer);
     const current = () => maps[state.map];
     const value = (map, layer, head, i, j) => map.bytes[((layer * map.heads + head) * map.queries + i) * map.keys + j];
 
@@ -55,6 +58,7 @@
     const MARGIN = 22;
     const MOVES = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
     const drawGrid = () => {
+      if (!grid) return;
       const map = current();
       const heads = map.heads;
       const cell = ((grid.clientWidth || 400) - MARGIN) / heads;
@@ -80,13 +84,13 @@
       }
     };
     let frame = null;
-    const drawLarge = () => {
+    const drawLarge = (large) => {
       const map = current();
       const gutter = 78;
       const [context, width] = sized(large, 1);
       const size = (width - gutter) / Math.max(map.keys, map.queries);
       frame = { gutter, size };
-      context.drawImage(picture(map, state.layer, state.head), gutter, gutter, size * map.keys, size * map.queries);
+      context.drawImage(picture(map, layerOf(large), state.head), gutter, gutter, size * map.keys, size * map.queries);
       if (state.cell) {
         context.strokeStyle = ink("--cat-1");
         context.lineWidth = 2.5;
@@ -112,21 +116,26 @@
     };
     const readCell = ([i, j]) => {
       const map = current();
-      const weight = value(map, state.layer, state.head, i, j) * map.scale;
-      readout.textContent = `“${tokens[i]}” (${i}) gives “${tokens[j]}” (${j}) the weight ${Number(weight.toPrecision(2))}`;
+      const weights = larges.map((large) => {
+        const weight = value(map, layerOf(large), state.head, i, j) * map.scale;
+        return `${large.dataset.name ? `${large.dataset.name} ` : ""}${Number(weight.toPrecision(2))}`;
+      });
+      readout.textContent = `“${tokens[i]}” (${i}) gives “${tokens[j]}” (${j}) the weight ${weights.join(", ")}`;
     };
     const draw = () => {
-      title.textContent = `${current().name} · layer ${state.layer} · head ${state.head}`;
-      grid.setAttribute("aria-label", `All heads of ${current().name}`);
-      large.setAttribute("aria-label", title.textContent);
+      if (grid) {
+        title.textContent = `${current().name} · layer ${state.layer} · head ${state.head}`;
+        grid.setAttribute("aria-label", `All heads of ${current().name}`);
+        larges[0].setAttribute("aria-label", title.textContent);
+      }
       readout.textContent = "Point at a cell to read its weight, or walk with the arrow keys.";
       if (state.cell) readCell(state.cell);
       drawGrid();
-      drawLarge();
+      larges.forEach(drawLarge);
     };
 
     const tabs = viewer.querySelector(".tabs");
-    maps.forEach((map, i) => {
+    if (tabs) maps.forEach((map, i) => {
       const button = document.createElement("button");
       button.type = "button";
       button.textContent = map.name;
@@ -138,7 +147,7 @@
       });
       tabs.append(button);
     });
-    grid.addEventListener("click", (event) => {
+    grid?.addEventListener("click", (event) => {
       const box = grid.getBoundingClientRect();
       const size = (box.width - MARGIN) / current().heads;
       const clamp = (place, count) => Math.max(0, Math.min(count - 1, Math.floor(place)));
@@ -146,7 +155,7 @@
       state.layer = clamp((event.clientY - box.top - MARGIN) / size, current().layers);
       draw();
     });
-    grid.addEventListener("keydown", (event) => {
+    grid?.addEventListener("keydown", (event) => {
       const move = MOVES[event.key];
       if (!move) return;
       event.preventDefault();
@@ -154,21 +163,23 @@
       state.head = (state.head + move[1] + current().heads) % current().heads;
       draw();
     });
-    large.addEventListener("pointermove", (event) => {
-      const box = large.getBoundingClientRect();
-      const j = Math.floor((event.clientX - box.left - frame.gutter) / frame.size);
-      const i = Math.floor((event.clientY - box.top - frame.gutter) / frame.size);
-      if (i >= 0 && j >= 0 && i < current().queries && j < current().keys) readCell([i, j]);
+    larges.forEach((large) => {
+      large.addEventListener("pointermove", (event) => {
+        const box = large.getBoundingClientRect();
+        const j = Math.floor((event.clientX - box.left - frame.gutter) / frame.size);
+        const i = Math.floor((event.clientY - box.top - frame.gutter) / frame.size);
+        if (i >= 0 && j >= 0 && i < current().queries && j < current().keys) readCell([i, j]);
+      });
+      large.addEventListener("keydown", (event) => {
+        const move = MOVES[event.key];
+        if (!move) return;
+        event.preventDefault();
+        const last = [current().queries - 1, current().keys - 1];
+        state.cell = state.cell ? state.cell.map((place, axis) => Math.max(0, Math.min(last[axis], place + move[axis]))) : [0, 0];
+        draw();
+      });
+      large.addEventListener("blur", () => { state.cell = null; draw(); });
     });
-    large.addEventListener("keydown", (event) => {
-      const move = MOVES[event.key];
-      if (!move) return;
-      event.preventDefault();
-      const last = [current().queries - 1, current().keys - 1];
-      state.cell = state.cell ? state.cell.map((place, axis) => Math.max(0, Math.min(last[axis], place + move[axis]))) : [0, 0];
-      draw();
-    });
-    large.addEventListener("blur", () => { state.cell = null; draw(); });
     document.addEventListener("themechange", draw);
     addEventListener("resize", draw);
     draw();
