@@ -25,6 +25,7 @@ if not torch.cuda.is_available():
 
 with checked_signatures("attnlab"):
     import attnlab
+    import attnlab.caches.registry
     import attnlab.registry
 
     attnlab.all_mechanisms()
@@ -46,10 +47,12 @@ def _seeded() -> None:
 
 @pytest.fixture
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Mechanisms that the test registers are forgotten after it."""
+    """Mechanisms and cache policies that the test registers are forgotten after it."""
     registry = attnlab.registry
     attnlab.all_mechanisms()
+    attnlab.cache_policy_names()
     monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    monkeypatch.setattr(attnlab.caches.registry, "_entries", dict(attnlab.caches.registry._entries))
     registry._load.cache_clear()
     yield
     registry._load.cache_clear()

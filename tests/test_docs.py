@@ -81,6 +81,7 @@ AFTERWARDS = {
 LONG = {page for page in RUNNABLE if 'load_model("smollm2")' in "".join(python_blocks(page))}
 
 
+@pytest.mark.usefixtures("own_registry")
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=pytest.mark.slow) if page in LONG else page for page in RUNNABLE]
 )

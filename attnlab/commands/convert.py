@@ -12,6 +12,7 @@ from attnlab.commands._shared import check_mechanisms, mechanism_argument, model
 
 if TYPE_CHECKING:
     from attnlab.adapters import LoadedModel, Plan
+    from attnlab.adapters.distillation import Distillation
     from attnlab.pretraining.conversion import ConversionConfig
 
 __all__ = ["arguments", "run"]
@@ -160,24 +161,8 @@ def _saved_line(stage: str, step: int, of: int, kl: float, kl_at_start: float) -
 
 def _config(options: argparse.Namespace) -> ConversionConfig:
     from attnlab.adapters import Plan
-    from attnlab.adapters.distillation import Distillation
-    from attnlab.devices import best_device
     from attnlab.pretraining.conversion import ConversionConfig
 
-    if options.device not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"--device must be auto, cpu or cuda, got {options.device!r}")
-    on_gpu = best_device().type == "cuda"
-    if options.device == "cuda" and not on_gpu:
-        raise ValueError("--device cuda: this machine has no GPU that torch can use")
-    asked = LENGTHS if options.lengths is None else options.lengths
-    lengths = tuple((_whole("--lengths", length), share) for length, share in _shares("--lengths", asked))
-    longest = max((length for length, _ in lengths), default=0)
-    batch = options.batch
-    if batch is None:
-        batch = GPU_BATCH if on_gpu and options.device != "cpu" else max(CPU_BATCH, longest)
-    if not 2 <= longest <= batch:
-        raise ValueError(f"--batch has {batch} tokens and --lengths rows of {longest}: one row must fit")
-    first = lengths[0][0]
     return ConversionConfig(
         model=options.model,
         text=tuple(options.text),
@@ -191,22 +176,51 @@ def _config(options: argparse.Namespace) -> ConversionConfig:
         stages=_shares("--stages", options.stages),
         device="cpu" if options.device == "cpu" else "auto",
         fit_lengths=options.lengths is None,
-        settings=Distillation(
-            heads_lr=options.heads_lr,
-            hidden_lr=LR if options.lr is None else options.lr,
-            logits_lr=LR if options.lr is None else options.lr,
-            scale_lr=options.lr is None,
-            hard=options.hard,
-            repeats=options.repeats,
-            train=options.train,
-            lora=options.lora,
-            batch=batch // first,
-            length=first,
-            lengths=lengths,
-            seed=options.seed,
-            compile=on_gpu and options.device != "cpu" and not options.no_compile,
-            checkpointing=options.checkpointing,
-        ),
+        settings=_settings(options, on_gpu=_on_gpu(options.device)),
+    )
+
+
+def _on_gpu(device: str) -> bool:
+    """Whether the model will run on a GPU."""
+    from attnlab.devices import best_device
+
+    if device not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"--device must be auto, cpu or cuda, got {device!r}")
+    found = best_device().type == "cuda"
+    if device == "cuda" and not found:
+        raise ValueError("--device cuda: this machine has no GPU that torch can use")
+    return found and device != "cpu"
+
+
+def _settings(options: argparse.Namespace, *, on_gpu: bool) -> Distillation:
+    """How the student learns."""
+    from attnlab.adapters.distillation import Distillation
+
+    asked = LENGTHS if options.lengths is None else options.lengths
+    lengths = tuple((_whole("--lengths", length), share) for length, share in _shares("--lengths", asked))
+    longest = max((length for length, _ in lengths), default=0)
+    batch = options.batch
+    if batch is None:
+        batch = GPU_BATCH if on_gpu else max(CPU_BATCH, longest)
+    if not 2 <= longest <= batch:
+        raise ValueError(f"--batch has {batch} tokens and --lengths rows of {longest}: one row must fit")
+    first = lengths[0][0]
+    lr = LR if options.lr is None else options.lr
+    return Distillation(
+        heads_lr=options.heads_lr,
+        hidden_lr=lr,
+        logits_lr=lr,
+        scale_lr=options.lr is None,
+        hard=options.hard,
+        repeats=options.repeats,
+        train=options.train,
+        lora=options.lora,
+        batch=batch // first,
+        length=first,
+        lengths=lengths,
+        seed=options.seed,
+        compile=on_gpu and not options.no_compile,
+        checkpointing=options.checkpointing,
     )
 
 

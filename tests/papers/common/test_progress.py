@@ -48,6 +48,7 @@ ELSEWHERE = {
     "abc-mt": "Part",
     "abc-doc-mt": "Part",
     "abc-mlm": "Part",
+    **dict.fromkeys(("abc-lm-arm", "abc-mlm-arm", "guidance-electra-arm", "ktiw-bases"), "the training loop"),
     "abc-distill": "Part",
     "guidance": "run_parts: each part",
     "guidance-arm": "the training loop",
