@@ -25,7 +25,6 @@ if not torch.cuda.is_available():
 
 with checked_signatures("attnlab"):
     import attnlab
-    import attnlab.caches.registry
     import attnlab.registry
 
     attnlab.all_mechanisms()
@@ -48,11 +47,13 @@ def _seeded() -> None:
 @pytest.fixture
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Mechanisms and cache policies that the test registers are forgotten after it."""
+    from attnlab.caches import registry as policies
+
     registry = attnlab.registry
     attnlab.all_mechanisms()
     attnlab.cache_policy_names()
     monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-    monkeypatch.setattr(attnlab.caches.registry, "_entries", dict(attnlab.caches.registry._entries))
+    monkeypatch.setattr(policies, "_entries", dict(policies._entries))
     registry._load.cache_clear()
     yield
     registry._load.cache_clear()
