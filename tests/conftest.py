@@ -49,14 +49,14 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Mechanisms and cache policies that the test registers are forgotten after it."""
     from attnlab.caches import registry as policies
 
-    registry = attnlab.registry
     attnlab.all_mechanisms()
     attnlab.cache_policy_names()
-    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-    monkeypatch.setattr(policies, "_entries", dict(policies._entries))
-    registry._load.cache_clear()
+    for registry in (attnlab.registry, policies):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+        registry._load.cache_clear()
     yield
-    registry._load.cache_clear()
+    for registry in (attnlab.registry, policies):
+        registry._load.cache_clear()
 
 
 @pytest.fixture(scope="session")
