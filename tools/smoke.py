@@ -65,9 +65,10 @@ def check_commands() -> None:
     assert json.loads(attnlab("doctor", "--json"))["works"]
     assert "complete -F _attnlab attnlab" in attnlab("completion", "bash")
     assert "top-r" in attnlab("completion", "bash", "--line", "attnlab compare m -m to").split()
-    quick = ("--tokens", "60", "--length", "32", "-m", "softmax", "-m", "top-r:r=2")
+    quick = ("--tokens", "60", "--length", "32", "--lengths", "64", "-m", "softmax", "-m", "top-r:r=2")
     result = json.loads(attnlab("demo", *quick, "--out", "demo", "--json"))
-    assert [row["mechanism"] for row in result["rows"]] == ["softmax", "top-r:r=2"]
+    assert [row["mechanism"] for row in result["comparison"]["rows"]] == ["softmax", "top-r:r=2"]
+    assert result["memory"]["complete"], "the causal model and its twin were not compared"
     attnlab("explore", str(SHIPPED), TEXT, "--all", "-o", "page.html")
     attnlab("bench", "-m", "kernel:elu", "--lengths", "64", "--heads", "2", "--repeats", "1")
     for page in ("demo/index.html", "demo/explorer.html", "page.html"):
