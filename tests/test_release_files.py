@@ -58,8 +58,7 @@ def test_the_workflow_runs_what_ci_runs_and_the_smoke_test_on_every_python() -> 
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
     commands = [step["run"] for step in steps(workflow) if "run" in step]
     assert "bash .ci/run" in commands
-    assert (ROOT / ".ci" / "run").is_file()
-    assert "make site" in commands
+    assert "make site" in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     assert "python tools/smoke.py" in commands
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     versions = re.findall(r"Programming Language :: Python :: (3\.\d+)", project)
