@@ -29,7 +29,7 @@ from attnlab.pretraining import PretrainConfig, build_model, pretrain
 from attnlab.pretraining.conversion import ConversionConfig, convert_model
 from attnlab.pretraining.corpus import for_model
 from attnlab.progress import each
-from attnlab.training import load_weights, read_result
+from attnlab.training import load_weights, read_metrics, read_result
 from papers.common.row_store import make_results, write_results
 from papers.common.wiki_corpus import WikiCorpus
 
@@ -113,8 +113,6 @@ def _twin(config: ShippedLM, folder: Path, text: Path) -> ConversionConfig:
 
 def _save_half(model: Any, folder: Path) -> None:
     """Half precision: what is evaluated here is what is shipped."""
-    half = {name: t.detach().to(torch.float16).to(t.dtype) for name, t in model.state_dict().items()}
-    model.load_state_dict(half)
     shutil.rmtree(folder, ignore_errors=True)
     model.to(torch.float16).save_pretrained(folder)
     model.float()
@@ -153,10 +151,9 @@ def _trainings(config: ShippedLM, work: Path, model: Any) -> Iterator[dict[str, 
 
 
 def _curve(run: Path) -> Iterator[dict[str, Any]]:
-    for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        if "valid/loss" in row:
-            yield {"step": row["step"], "valid_loss": row["valid/loss"]}
+    for line in read_metrics(run):
+        if line["kind"] == "eval":
+            yield {"step": line["step"], "valid_loss": line["values"]["valid/loss"]}
 
 
 def _losses(config: ShippedLM, wiki: WikiCorpus, models: Mapping[str, LoadedModel]) -> Iterator[dict[str, Any]]:
