@@ -12,9 +12,10 @@ its teacher, so the teacher is the only reference.
 A loss over windows that are read in one piece knows nothing of eviction, which cuts the cache after a prompt.
 ``continuation`` is a loss that does: of the last tokens of a stretch of text, whose cache is cut before them, as
 `attnlab judge` has it. The table ``conversion`` has a row for each student and seed, ``arms`` means over seeds,
-``against`` the plan's distance from every other arm on the same windows and cases. The same command goes on where it
-was interrupted, and rows of other seeds stay. ``benchmarks/wikitext.py`` makes the text of the loss. ``--tiny`` runs
-all of it with a small random model on a CPU, to see that everything fits together.
+``against`` the plan's distance from every other arm on the same windows and cases; ``trained``, with ``--train-only``,
+what training measured on held-out text. The same command goes on where it was interrupted, and rows of other seeds
+stay. ``benchmarks/wikitext.py`` makes the text of the loss. ``--tiny`` runs all of it with a small random model on a
+CPU, to see that everything fits together.
 """
 
 from __future__ import annotations
@@ -50,7 +51,13 @@ from attnlab.pretraining.conversion import ConversionConfig, convert_model
 from attnlab.registry import spec_of
 from attnlab.training import read_result
 
-KEYS = {ROWS: ["model", "budget", "seed"], "arms": ["model", "budget"], "against": ["arm", "budget", "task"]}
+TRAINED = "trained"
+KEYS = {
+    TRAINED: ["model", "budget", "seed"],
+    ROWS: ["model", "budget", "seed"],
+    "arms": ["model", "budget"],
+    "against": ["arm", "budget", "task"],
+}
 # The rate of a student that begins far from its teacher, as the command has it.
 LR = 3e-4
 # By task, the values of single windows and cases.
@@ -177,6 +184,23 @@ def continuation_losses(loaded: LoadedModel, cases: Sequence[JudgeCase], *, batc
     return losses
 
 
+def trained(config: Config, work: Path) -> Iterator[dict[str, Any]]:
+    """What training itself measured of each student, on text held out from it: evidence before any evaluation."""
+    for name in ARMS:
+        for run in sorted(run_of(work, name, config.budget).glob("seed-*")):
+            if (result := read_result(run)) is not None:
+                measured = result["metrics"]
+                yield {
+                    **labels_of(name, config, run), **_learned(run), "kl_at_start": result["saved"]["kl_at_start"],
+                    "kl": measured["held-out/kl"], "loss_above": measured["held-out/above teacher"],
+                }  # fmt: skip
+
+
+def labels_of(name: str, config: Config, run: Path) -> dict[str, Any]:
+    budget = None if name == "bounded" else config.budget
+    return {"model": ARMS[name], "budget": budget, "seed": int(run.name.removeprefix("seed-"))}
+
+
 def _learned(folder: Path) -> dict[str, Any]:
     """The tokens that a student has learned from, and how many a second, compiling and evaluating included."""
     result = read_result(folder)
@@ -205,11 +229,8 @@ def evaluated(config: Config, args: argparse.Namespace) -> Iterator[tuple[dict[s
             if not (run / "model").is_dir():
                 continue
             student = loaded_for_evaluation(run / "model", config)
-            labels = {
-                "model": ARMS[name], "budget": None if name == "bounded" else config.budget,
-                "seed": int(run.name.removeprefix("seed-")),
-                "cache": cache_bytes(student.model, config.length) / whole, "softmax_heads": softmax_heads(student),
-            }  # fmt: skip
+            share = cache_bytes(student.model, config.length) / whole
+            labels = {**labels_of(name, config, run), "cache": share, "softmax_heads": softmax_heads(student)}
             own = scores(config, student, args, answers, cases)
             yield row(labels | _learned(run), own), own
     if args.policies:
@@ -248,7 +269,11 @@ def arguments() -> argparse.Namespace:
     for name in ("mechanism", "dtype"):
         parser.add_argument(f"--{name}", default=getattr(Config, name))
     parser.add_argument("--policies", nargs="*", default=("tova", "snapkv"), help="evicted caches beside the students")
-    parser.add_argument("--train-only", action="store_true", help="evaluate later, by the same command without this")
+    parser.add_argument(
+        "--train-only",
+        action="store_true",
+        help="write what training measured; evaluate later, by the same command without this",
+    )
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     parser.add_argument("--tiny", action="store_true", help="a dry run on a CPU")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "convert.json")
@@ -273,10 +298,11 @@ def main() -> None:
         for arm in args.arms:
             made = convert_one(config, arm, seed, args.text, args.work)
             print(arm, seed, {name: value for name, value in made.items() if name != "cache"}, flush=True)
-    if args.train_only:
-        return
     named = asdict(config) | {"model": Path(config.model).name, "seeds": list(config.seeds)}
     write = partial(make_results, "convert", "ABC", config=named, keys=KEYS)
+    if args.train_only:
+        write_results(args.out, write({TRAINED: list(trained(config, args.work))}), before=read_results(args.out))
+        return
     by_arm: dict[str, list[Scores]] = {}
     for row, own in evaluated(config, args):
         print(row, flush=True)

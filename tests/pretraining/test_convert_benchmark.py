@@ -106,13 +106,15 @@ def test_the_figure_draws_what_is_measured_and_more_when_it_arrives(tables: Modu
         {"model": "teacher", "cache": 1.0, "loss_above": 0.0, "needle": 1.0},
         {"model": "plan", "budget": 0.25, "cache": 0.25, "loss_above": 0.01, "needle": 0.9},
     ]
+    found = (("h2o", 0.7), ("tova", 0.4), ("compact:queries=repeat", 0.9))
     judged = [
-        {"task": "needle", "length": 64, "budget": b, "unseen": {"score": s}} for b, s in ((0.5, 0.7), (0.5, 0.4))
-    ]
+        {"task": "needle", "length": 64, "policy": p, "budget": 0.5, "unseen": {"score": s}} for p, s in found
+    ]  # fmt: skip
     drawn = figures.conversion_curves(rows, judged, 64)
     assert "loss over the teacher" in drawn
     assert "needles found" in drawn
     assert "after the cache is cut" not in drawn
+    # Compaction is no eviction.
     assert figures._best_judged(judged, 64) == {0.5: 0.7}
     more = [
         *rows,
@@ -135,7 +137,11 @@ def test_a_dry_run_makes_all_tables_and_adds_seeds(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         return json.loads((tmp_path / "out.json").read_text())["tables"]
 
+    [student] = run("--arms", "plan", "--train-only")["trained"]
+    assert (student["model"], student["seed"], student["training_tokens"]) == ("plan", 0, 320)
+    assert 0 < student["kl"] <= student["kl_at_start"]
     first = run("--arms", "plan", "layers", "--policies", "tova")
+    assert first["trained"] == [student]
     assert [row["model"] for row in first["arms"]] == ["teacher", "plan", "whole layers softmax", "eviction, tova"]
     assert all("continuation" in row and "needle" in row for row in first["arms"])
     second = run("--arms", "plan", "--seeds", "1", "--policies")
