@@ -12,15 +12,16 @@ its teacher, so the teacher is the only reference.
 A loss over windows that are read in one piece knows nothing of eviction, which cuts the cache after a prompt.
 ``continuation`` is a loss that does: of the last tokens of a stretch of text, whose cache is cut before them, as
 `attnlab judge` has it. The table ``conversion`` has a row for each student and seed, ``arms`` means over seeds,
-``against`` the plan's distance from every other arm on the same windows and cases; ``trained``, with ``--train-only``,
-what training measured on held-out text. The same command goes on where it was interrupted, and rows of other seeds
-stay. ``benchmarks/wikitext.py`` makes the text of the loss. ``--tiny`` runs all of it with a small random model on a
-CPU, to see that everything fits together.
+``against`` the plan's distance from every other arm on the same windows and cases. With ``--train-only``, ``trained``
+is what training measured on held-out text, and ``planned`` what planning measured before it. The same command goes on
+where it was interrupted, and rows of other seeds stay. ``benchmarks/wikitext.py`` makes the text of the loss.
+``--tiny`` runs all of it with a small random model on a CPU, to see that everything fits together.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -51,8 +52,9 @@ from attnlab.pretraining.conversion import ConversionConfig, convert_model
 from attnlab.registry import spec_of
 from attnlab.training import read_result
 
-TRAINED = "trained"
+TRAINED, PLANNED_ROWS = "trained", "planned"
 KEYS = {
+    PLANNED_ROWS: ["memory", "budget", "seed"],
     TRAINED: ["model", "budget", "seed"],
     ROWS: ["model", "budget", "seed"],
     "arms": ["model", "budget"],
@@ -196,6 +198,16 @@ def trained(config: Config, work: Path) -> Iterator[dict[str, Any]]:
                 }  # fmt: skip
 
 
+def planned_rows(config: Config, work: Path) -> Iterator[dict[str, Any]]:
+    """What planning measured before any training: both plans and one size for all heads, plain and recall windows."""
+    for run in sorted(run_of(work, "plan", config.budget).glob("seed-*")):
+        measured = json.loads((run / "plan-report.json").read_text(encoding="utf-8"))["measured"]
+        for row in measured:
+            labels = {"memory": row["name"], "budget": config.budget, "seed": labels_of("plan", config, run)["seed"]}
+            above = {name: value for name, value in row.items() if "above" in name}
+            yield labels | {"cache": row["bytes"] / measured[0]["bytes"], **above}
+
+
 def labels_of(name: str, config: Config, run: Path) -> dict[str, Any]:
     budget = None if name == "bounded" else config.budget
     return {"model": ARMS[name], "budget": budget, "seed": int(run.name.removeprefix("seed-"))}
@@ -301,7 +313,9 @@ def main() -> None:
     named = asdict(config) | {"model": Path(config.model).name, "seeds": list(config.seeds)}
     write = partial(make_results, "convert", "ABC", config=named, keys=KEYS)
     if args.train_only:
-        write_results(args.out, write({TRAINED: list(trained(config, args.work))}), before=read_results(args.out))
+        tables = {TRAINED: list(trained(config, args.work)), PLANNED_ROWS: list(planned_rows(config, args.work))}
+        made = write({name: rows for name, rows in tables.items() if rows})
+        write_results(args.out, made, before=read_results(args.out))
         return
     by_arm: dict[str, list[Scores]] = {}
     for row, own in evaluated(config, args):

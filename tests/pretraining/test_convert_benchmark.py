@@ -137,7 +137,10 @@ def test_a_dry_run_makes_all_tables_and_adds_seeds(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         return json.loads((tmp_path / "out.json").read_text())["tables"]
 
-    [student] = run("--arms", "plan", "--train-only")["trained"]
+    made = run("--arms", "plan", "--train-only")
+    assert [row["memory"] for row in made["planned"]][:3] == ["softmax", "by loss", "by error"]
+    assert all(row["cache"] <= 0.6 and "recall_loss_above_low" in row for row in made["planned"][1:])
+    [student] = made["trained"]
     assert (student["model"], student["seed"], student["training_tokens"]) == ("plan", 0, 320)
     assert 0 < student["kl"] <= student["kl_at_start"]
     first = run("--arms", "plan", "layers", "--policies", "tova")
