@@ -241,22 +241,26 @@ def _continue(
     note: Callable[[StageProgress], None] | None,
 ) -> list[StageProgress]:
     """The model's own objective, with the optimiser and the schedule of distillation."""
-    loss_of = partial(_label_loss, student, causal=case.causal)
+    loss_of = partial(label_loss, student, causal=case.causal)
     learner = StageLearner(student, settings, loss_of, steps=steps, lr=settings.logits_lr)
     return run_stage("labels", learner, case.source, steps, every=settings.every, first=1, on_progress=note)
 
 
-def _label_loss(model: nn.Module, batch: dict[str, Tensor], *, causal: bool) -> Tensor:
+def label_loss(model: nn.Module, batch: dict[str, Tensor], *, causal: bool) -> Tensor:
+    """The mean loss of a label of the batch; 0 where it has none."""
     logits, labels = model(input_ids=batch["input_ids"]).logits, batch["labels"]
     if causal:
         logits, labels = logits[:, :-1], labels[:, 1:]
     chosen = labels != IGNORED
-    return cross_entropy(logits[chosen].float(), labels[chosen])
+    # A small batch may hide no token: it teaches nothing, and the mean of nothing would be NaN.
+    total = cross_entropy(logits[chosen].float(), labels[chosen], reduction="sum")
+    return total / chosen.sum().clamp_min(1)
 
 
 @torch.no_grad()
 def held_out_loss(model: nn.Module, case: DistillationCase) -> float:
-    """The mean over the held-out batches of the loss of a label."""
+    """The mean over the held-out batches, those with a label, of the loss of a label."""
     model.eval()
-    losses = [float(_label_loss(model, batch, causal=case.causal)) for batch in case.held_out]
+    labelled = [batch for batch in case.held_out if (batch["labels"] != IGNORED).any()]
+    losses = [float(label_loss(model, batch, causal=case.causal)) for batch in labelled]
     return sum(losses) / len(losses)

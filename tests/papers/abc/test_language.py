@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import attnlab as al
-from attnlab.data import load_tokeniser, train_wordpiece, write_store
+from attnlab.data import IGNORED, load_tokeniser, train_wordpiece, write_store
 from attnlab.models import Cache, Transformer, named_config
 from papers.abc import decoding, distillation, lm, mlm
 from papers.abc.dense_attention import DenseSlots
@@ -212,6 +212,21 @@ def test_every_method_of_distillation_is_measured(kind: str, corpus: Path, tmp_p
         gap = (ends["converted"] - row["loss"]) / (ends["converted"] - ends["teacher"])
         assert row["gap_closed"] == pytest.approx(gap)
     assert [r["method"] for r in tables["closed_after"]] == list(distillation.METHODS)
+
+
+def test_a_batch_without_a_label_teaches_nothing(corpus: Path, tmp_path: Path) -> None:
+    """Of 26 tokens one batch in thirty hides none; its loss was NaN, and a run that ended on it failed."""
+    model = al.load_model(saved("bert", corpus, tmp_path / "bert")).model
+    case = distillation.masked_case(model, "abc-mlp:slots=3", corpus, batch=2, length=13)
+    [full, *_] = [batch for batch in case.held_out if (batch["labels"] != IGNORED).any()]
+    empty = {**full, "labels": torch.full_like(full["labels"], IGNORED)}
+    loss = distillation.label_loss(model.eval(), empty, causal=False)
+    loss.backward()
+    assert loss == 0
+    assert not any(p.grad.any() for p in model.parameters() if p.grad is not None)
+    with_empty = replace(case, held_out=[full, empty])
+    expected = distillation.label_loss(model, full, causal=False).item()
+    assert distillation.held_out_loss(model, with_empty) == expected
 
 
 def test_a_method_that_diverges_does_not_stop_the_others(
