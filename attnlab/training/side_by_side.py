@@ -68,9 +68,9 @@ class Learner:
     ) -> None:
         self.model, self.term, self.recipe = model, term, recipe
         self.schedule = schedule or Schedule("constant")
-        self.half = half
         self.device = next(model.parameters()).device
         self.cuda = self.device.type == "cuda"
+        self.half = half and self.cuda
         self.capture = capture and self.cuda
         self.stream, self.pool = stream, pool
         # A captured update reads its learning rate here.
@@ -115,7 +115,7 @@ class Learner:
     def _step(self, batch: dict[str, Tensor]) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         # A cached cast of a weight would outlive the graph that made it.
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.cuda and self.half, cache_enabled=False):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half, cache_enabled=False):
             loss = self.objective(batch)
         loss.backward(torch.ones_like(loss))
         self.prepare_gradients()

@@ -239,6 +239,35 @@ def test_a_stage_that_was_cut_off_ends_bit_for_bit(teacher: Any, run: Any, stage
         assert torch.equal(again.state_dict()[name], tensor), name
 
 
+@pytest.mark.parametrize("in_folder", [False, True])
+def test_products_of_bfloat16_teach_nearly_the_same_and_leave_float32(
+    teacher: Any, tmp_path: Path, in_folder: bool
+) -> None:
+    """On a CPU as on a GPU; the student's weights, which small steps add up in, are never rounded."""
+    seen: set[torch.dtype] = set()
+
+    def note(module: nn.Module, args: Any, output: torch.Tensor) -> None:
+        # A single row is the one by which the head of the predictions is found.
+        if len(output) > 1:
+            seen.add(output.dtype)
+
+    students = {}
+    for precision in ("no", "bf16"):
+        student = al.convert(teacher, SPEC, copy=True)
+        hook = student.model.layers[0].mlp.down_proj.register_forward_hook(note)
+        folder = {"run_dir": tmp_path / precision, "held_out": [TOKENS.batch(99)]} if in_folder else {}
+        al.distill(teacher, student, TOKENS, settings=replace(SHORT, precision=precision), **folder)
+        hook.remove()
+        assert seen == {torch.float32 if precision == "no" else torch.bfloat16}
+        seen.clear()
+        students[precision] = student.state_dict()
+    before = al.convert(teacher, SPEC, copy=True).state_dict()
+    assert all(weight.dtype == torch.float32 for weight in students["bf16"].values())
+    exact, half = (torch.cat([(w[name] - before[name]).flatten() for name in before]) for w in students.values())
+    # Adam moves a weight whose gradient is rounding as far as any other, so ways are compared, not weights.
+    assert torch.cosine_similarity(exact, half, dim=0) > 0.8
+
+
 def test_a_run_folder_of_other_settings_is_refused(teacher: Any, run: Any) -> None:
     with pytest.raises(RuntimeError, match="was started with other settings"):
         taught(teacher, replace(SHORT, hard=0.5), run_dir=run[1], held_out=[TOKENS.batch(99)])
@@ -258,6 +287,7 @@ def test_what_a_run_folder_cannot_honour_is_refused(teacher: Any, tmp_path: Path
     [
         ({"hard": 1.5}, r"hard must lie in \[0, 1\]"),
         ({"train": "some"}, "train must be one of all, attention"),
+        ({"precision": "fp8"}, "precision must be one of auto, bf16, no"),
         ({"lora": -1}, "lora must be a rank"),
         ({"hidden_steps": -1}, "steps must be at least 0"),
         ({"lengths": ((1, 0.5),)}, "a length of at least 2"),

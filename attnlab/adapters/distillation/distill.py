@@ -105,7 +105,7 @@ def teach(
         projections(student, settings.lora)
     if settings.checkpointing and any(c.mechanism.reads_memory for c in adapter_of(student).conversions()):
         raise ValueError("layers that hand their memory to the next cannot be recomputed; leave checkpointing out")
-    teacher = half_precision(model)
+    teacher = half_precision(model, settings)
     history: list[StageProgress] = []
     first, adapters = 0, None
     with ExitStack() as stack:
@@ -133,7 +133,7 @@ def teach(
                     )
                 else:
                     folder = Path(run_dir) / f"{number}-{stage}"
-                    watch = HeldOut(Predictions(teacher, student), held_out)
+                    watch = HeldOut(Predictions(teacher, student), held_out, settings)
                     done = _run_in_folder(folder, student, source, settings, loss, first=first, watch=watch)
             history += done
             # The next stage continues with the batches after this one's.
@@ -167,6 +167,7 @@ def _run_in_folder(
         schedule=_schedule(settings, steps),
         seed=settings.seed,
         device="cpu" if on_cpu else "auto",
+        precision=settings.precision,
         evaluate_at=every(max(1, steps // settings.evaluations), steps=steps) if watch.batches else (),
         log_every=min(settings.every, steps),
         checkpoint_every=settings.checkpoint_every,
@@ -216,8 +217,14 @@ def _rate(folder: Path, settings: Distillation, stage: str, watch: HeldOut, toke
 class HeldOut(Callback):
     """Beside each evaluation: the student's loss on held-out text, the teacher's, and how far above it that is."""
 
-    def __init__(self, predictions: Predictions, batches: Sequence[Mapping[str, Tensor]]) -> None:
+    def __init__(
+        self,
+        predictions: Predictions,
+        batches: Sequence[Mapping[str, Tensor]],
+        settings: Distillation | None = None,
+    ) -> None:
         self.predictions, self.batches = predictions, batches
+        self.settings = settings or Distillation()
 
     def on_evaluation(self, moment: Moment) -> Mapping[str, float]:
         return self.losses() if self.batches else {}
@@ -232,7 +239,7 @@ class HeldOut(Callback):
         sums = torch.zeros(4, dtype=torch.float64)
         learner.eval()
         for batch in self.batches[rank::world]:
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            with torch.autocast(device.type, torch.bfloat16, enabled=self.settings.half_on(device)):
                 result, targets = self.predictions({name: t.to(device) for name, t in batch.items()})
             sums += torch.stack([result.student, result.teacher, result.kl, (targets != IGNORED).sum()]).double().cpu()
         learner.train(training)
@@ -266,6 +273,7 @@ class StageLearner(Learner):
         recipe = Recipe(lr=lr, betas=BETAS, weight_decay=settings.weight_decay, clip=settings.clip)
         # A teacher that is recorded runs Python at every call, which a captured update would skip.
         super().__init__(student, None, recipe, schedule=_schedule(settings, steps), capture=False)
+        self.half = settings.half_on(self.device)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         trained = [p for p in self.model.parameters() if p.requires_grad]
@@ -325,13 +333,13 @@ class _Later:
         return self.source.batch(self.first + step)
 
 
-def half_precision(model: nn.Module) -> nn.Module:
-    """A teacher on a GPU with its parameters in bfloat16, a copy where they are float32; elsewhere as it is.
+def half_precision(model: nn.Module, settings: Distillation) -> nn.Module:
+    """A teacher with its parameters in bfloat16 where products are of it, a copy if they are float32; else as it is.
 
     Only parameters: rotary frequencies are buffers, and in bfloat16 they would misplace tokens.
     """
     parameters = list(model.parameters())
-    if not parameters or not parameters[0].is_cuda or parameters[0].dtype != torch.float32:
+    if not parameters or parameters[0].dtype != torch.float32 or not settings.half_on(parameters[0].device):
         return model
     teacher = copy.deepcopy(model)
     for p in teacher.parameters():

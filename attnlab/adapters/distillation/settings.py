@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
+import torch
+
 from attnlab.fields import check_fields
+from attnlab.training.settings import PRECISIONS
 
 __all__ = ["STAGES", "Distillation", "RowShape", "StageProgress", "near_rate", "row_shape"]
 
@@ -55,6 +58,8 @@ class Distillation:
     # Of rows of a long text: the share of them in which a passage stands a second time.
     repeats: float = 0.0
     seed: int = 0
+    # What both models compute products in: bf16 (parameters stay float32), no (float32), or auto: bf16 on a GPU.
+    precision: str = "auto"
     # Compile each layer; recompute each layer in the backward pass instead of keeping what it computed.
     compile: bool = False
     checkpointing: bool = False
@@ -79,6 +84,8 @@ class Distillation:
                 raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
         if self.train not in TRAINED:
             raise ValueError(f"train must be one of {', '.join(TRAINED)}, got {self.train!r}")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}")
         if self.lora < 0:
             raise ValueError(f"lora must be a rank, or 0 for none, got {self.lora}")
         for stage in STAGES:
@@ -102,6 +109,10 @@ class Distillation:
     def scales_lr(self) -> bool:
         """Whether the rate follows from the student's distance at a stage's start."""
         return self.scale_lr and self.hard == 0
+
+    def half_on(self, device: torch.device) -> bool:
+        """Whether products on this device are of bfloat16."""
+        return self.precision == "bf16" or (self.precision == "auto" and device.type == "cuda")
 
     @property
     def steps(self) -> int:
