@@ -6,12 +6,14 @@ import math
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attnlab.adapters.load import LoadedModel
 from attnlab.fields import check_int, expect
 from attnlab.models import Transformer
+from attnlab.shapes import Int
 
-__all__ = ["generate", "target_ends"]
+__all__ = ["generate", "sample_rows", "target_ends"]
 
 
 @torch.no_grad()
@@ -43,18 +45,36 @@ def generate(
         ids = ids[:, :-1]
     if ids.shape[1] == 0:
         raise ValueError("there is no token to continue: give some text")
-    settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": temperature > 0}
+    written = sample_rows(loaded, ids, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    return tokenizer.decode(written[0].tolist(), skip_special_tokens=True)
+
+
+@torch.no_grad()
+def sample_rows(
+    loaded: LoadedModel,
+    ids: Int[Tensor, "b k"],
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    seed: int,
+    **settings: Any,
+) -> Int[Tensor, "b n"]:
+    """Rows without padding and what the model writes after them; a row that has ended is filled up.
+
+    ``settings`` are further ones of transformers' ``generate``, which our own models do not have.
+    """
+    model, tokenizer, task = loaded
+    asked: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": temperature > 0}
     if temperature > 0:
-        settings["temperature"] = temperature
+        asked["temperature"] = temperature
+    end = _end(tokenizer)
     if isinstance(model, Transformer):
         first = target_ends(tokenizer)[0] if task == "seq2seq" else None
-        written = model.generate(ids, bos_token_id=first, eos_token_id=end, seed=seed, **settings)
-    else:
-        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end
-        with torch.random.fork_rng(devices=[ids.device] if ids.is_cuda else []):
-            torch.manual_seed(seed)
-            written = model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=pad, **settings)
-    return tokenizer.decode(written[0].tolist(), skip_special_tokens=True)
+        return model.generate(ids, bos_token_id=first, eos_token_id=end, seed=seed, **asked)
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end
+    with torch.random.fork_rng(devices=[ids.device] if ids.is_cuda else []):
+        torch.manual_seed(seed)
+        return model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=pad, **asked, **settings)
 
 
 def target_ends(tokenizer: Any) -> tuple[int, int | None]:

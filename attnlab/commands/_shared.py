@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,10 +25,16 @@ __all__ = [
     "loaded_with_text",
     "mechanism_argument",
     "model_argument",
+    "on_gpu",
+    "own_folder",
     "page_argument",
     "text_argument",
+    "token_count",
     "trust_argument",
 ]
+
+COUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*([kMG]?)")
+SIZES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 
 
 def model_argument(parser: argparse.ArgumentParser, **settings: Any) -> None:
@@ -143,3 +150,33 @@ def check_mechanisms(specs: Sequence[str]) -> None:
 
             for broken in check(mech, laws=QUICK_LAWS).failed:
                 print(f"attnlab: warning: {spec} breaks the law {broken.law}: {broken.reason}", file=sys.stderr)
+
+
+def on_gpu(device: str) -> bool:
+    """Whether the model will run on a GPU."""
+    from attnlab.devices import best_device
+
+    if device not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"--device must be auto, cpu or cuda, got {device!r}")
+    found = best_device().type == "cuda"
+    if device == "cuda" and not found:
+        raise ValueError("--device cuda: this machine has no GPU that torch can use")
+    return found and device != "cpu"
+
+
+def token_count(option: str, text: str) -> int:
+    """The number that 500k, 10M or 1e7 means."""
+    match = COUNT.fullmatch(text.strip()) if len(text) < 20 else None
+    if match is None:
+        raise ValueError(f"{option} must be a number such as 500k or 10M, got {text[:30]!r}")
+    return int(float(match[1]) * SIZES[match[2]])
+
+
+def own_folder(path: Path) -> Path:
+    """The folder; an empty name, such as of a variable that is not set, would be the current folder."""
+    from attnlab.data.readers import check_unicode
+
+    if str(path) in ("", "."):
+        raise ValueError("--out names no folder of its own; name a new one")
+    check_unicode(str(path), what="--out")
+    return path

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnlab.commands._output import Answer
-from attnlab.commands._shared import check_mechanisms, mechanism_argument, model_argument
+from attnlab.commands._shared import (
+    check_mechanisms,
+    mechanism_argument,
+    model_argument,
+    on_gpu,
+    own_folder,
+    token_count,
+)
 
 if TYPE_CHECKING:
     from attnlab.adapters import LoadedModel, Plan
@@ -25,8 +32,6 @@ LENGTHS = "512=0.4,1024=0.4,2048=0.2"
 # Tokens in a step: a GPU is full with the first, two cores take minutes for it.
 GPU_BATCH, CPU_BATCH = 32768, 4096
 FITTING = f"(default: {LENGTHS}, or what the model can take)"
-COUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*([kMG]?)")
-SIZES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,6 +93,12 @@ def _training_arguments(parser: argparse.ArgumentParser) -> None:
         help="what hidden and logits train: all weights, or those of the attention (default: %(default)s)",
     )
     training.add_argument(
+        "--precision",
+        choices=("auto", "bf16", "no"),
+        default="auto",
+        help="products of bfloat16, or not; auto is bf16 on a GPU (default: %(default)s)",
+    )
+    training.add_argument(
         "--no-compile", action="store_true", help="do not compile layers (they are compiled on a GPU only)"
     )
     training.add_argument(
@@ -107,7 +118,7 @@ def run(options: argparse.Namespace) -> Answer:
         raise ValueError("name the text to learn from: --text FILE, or a folder of files")
     if options.mechanism is not None:
         check_mechanisms([options.mechanism])
-    config, out = _config(options), _out(options.out)
+    config, out = _config(options), own_folder(options.out)
 
     def make_plan(loaded: LoadedModel, texts: Any) -> Plan:
         from attnlab.adapters.load import max_length
@@ -171,28 +182,16 @@ def _config(options: argparse.Namespace) -> ConversionConfig:
         budget=options.budget,
         softmax_control=options.softmax_control,
         leave_out=tuple(options.leave_out),
-        tokens=_count("--tokens", options.tokens),
+        tokens=token_count("--tokens", options.tokens),
         minutes=options.minutes,
         stages=_shares("--stages", options.stages),
         device="cpu" if options.device == "cpu" else "auto",
         fit_lengths=options.lengths is None,
-        settings=_settings(options, on_gpu=_on_gpu(options.device)),
+        settings=_settings(options, gpu=on_gpu(options.device)),
     )
 
 
-def _on_gpu(device: str) -> bool:
-    """Whether the model will run on a GPU."""
-    from attnlab.devices import best_device
-
-    if device not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"--device must be auto, cpu or cuda, got {device!r}")
-    found = best_device().type == "cuda"
-    if device == "cuda" and not found:
-        raise ValueError("--device cuda: this machine has no GPU that torch can use")
-    return found and device != "cpu"
-
-
-def _settings(options: argparse.Namespace, *, on_gpu: bool) -> Distillation:
+def _settings(options: argparse.Namespace, *, gpu: bool) -> Distillation:
     """How the student learns."""
     from attnlab.adapters.distillation import Distillation
 
@@ -201,7 +200,7 @@ def _settings(options: argparse.Namespace, *, on_gpu: bool) -> Distillation:
     longest = max((length for length, _ in lengths), default=0)
     batch = options.batch
     if batch is None:
-        batch = GPU_BATCH if on_gpu else max(CPU_BATCH, longest)
+        batch = GPU_BATCH if gpu else max(CPU_BATCH, longest)
     if not 2 <= longest <= batch:
         raise ValueError(f"--batch has {batch} tokens and --lengths rows of {longest}: one row must fit")
     first = lengths[0][0]
@@ -219,7 +218,8 @@ def _settings(options: argparse.Namespace, *, on_gpu: bool) -> Distillation:
         length=first,
         lengths=lengths,
         seed=options.seed,
-        compile=on_gpu and not options.no_compile,
+        precision=options.precision,
+        compile=gpu and not options.no_compile,
         checkpointing=options.checkpointing,
     )
 
@@ -241,21 +241,3 @@ def _whole(option: str, text: str) -> int:
     if not re.fullmatch(r"\d{1,9}", text):
         raise ValueError(f"{option}: {text!r} is no number of tokens")
     return int(text)
-
-
-def _count(option: str, text: str) -> int:
-    """The number that 500k, 10M or 1e7 means."""
-    match = COUNT.fullmatch(text.strip()) if len(text) < 20 else None
-    if match is None:
-        raise ValueError(f"{option} must be a number such as 500k or 10M, got {text[:30]!r}")
-    return int(float(match[1]) * SIZES[match[2]])
-
-
-def _out(path: Path) -> Path:
-    """The folder; an empty name, such as of a variable that is not set, would be the current folder."""
-    from attnlab.data.readers import check_unicode
-
-    if str(path) in ("", "."):
-        raise ValueError("--out names no folder of its own; name a new one")
-    check_unicode(str(path), what="--out")
-    return path

@@ -60,6 +60,13 @@ COMMANDS: dict[str, Command] = {
             "attnlab convert ./my-model -m abc-select:slots=64 --text book.txt --tokens 2M --out runs/select",
         ),
     ),
+    "sample": Command(
+        "Let a language model write the texts that its own conversion learns from.",
+        (
+            "attnlab sample smollm2 --tokens 1M --out own",
+            "attnlab sample ./my-model --begin corpus/ --temperatures 0.8 1.0 --tokens 10M --out own",
+        ),
+    ),
     "audit": Command(
         "Check what every head of a model does on a text; a change since an earlier audit is exit code 1, for CI.",
         (

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from attnlab.provenance import provenance, write_atomic, write_json
 
-__all__ = ["RunError", "RunFolder", "read_metrics", "read_result", "read_run", "say"]
+__all__ = ["RunError", "RunFolder", "lock_folder", "read_metrics", "read_result", "read_run", "say"]
 
 # Settings that decide when something is saved or sent and not what is learned: a resumed run may have others.
 CHANGEABLE = {
@@ -27,6 +27,19 @@ CHANGEABLE = {
 
 class RunError(RuntimeError):
     """A run that cannot start or go on; files written before stay as they are."""
+
+
+@contextmanager
+def lock_folder(path: Path) -> Iterator[None]:
+    """Create the folder and lock it; a second process on the same folder is an error, as is an unwritable one."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = open(path / ".lock", "a+")  # noqa: SIM115 - held until the end
+    except OSError as error:
+        raise RunError(f"the folder {path} cannot be written: {error.strerror}; choose another") from error
+    with lock:
+        _lock(lock, path)
+        yield
 
 
 def say(message: str) -> None:
@@ -54,13 +67,8 @@ class RunFolder:
         if self._held:
             yield self
             return
-        try:
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-            lock = open(self.path / ".lock", "a+")  # noqa: SIM115 - held until the run ends
-        except OSError as error:
-            raise RunError(f"the run folder {self.path} cannot be written: {error.strerror}; choose another") from error
-        with lock:
-            _lock(lock, self.path)
+        with lock_folder(self.path):
+            self.checkpoints.mkdir(exist_ok=True)
             self._held = True
             try:
                 yield self

@@ -52,6 +52,7 @@ GOOD: dict[str, list[str]] = {
         *["{files}/llama", "-m", "window:r=4", "--text", "{files}/text.txt", "--lengths", "8", "--batch", "16"],
         *["--tokens", "32", "--stages", "logits", "--device", "cpu", "--out", "{own}/run"],
     ],
+    "sample": ["{files}/llama", "--tokens", "20", "--length", "12", "--batch", "24", "--out", "{own}/own"],
     "report": ["{files}/run", "-o", "{own}/p.html"],
     "bench": ["-m", "kernel:elu", "--lengths", "8", "--heads", "2", "--repeats", "1"],
     "diagnose": ["{files}/text.txt", "{files}/text.txt"],
