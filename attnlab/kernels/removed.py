@@ -28,6 +28,8 @@ MOST_ROWS, FEWEST_ROWS, CAREFUL_ROWS = 128, 16, 16
 PROGRAMS = 1024
 # Numbers of values that are widened to float64 at once, 64 MiB of them.
 MOST_WIDENED = 1 << 23
+# Keys of a piece of a long sum.
+PIECE = 512
 # A pivot is the share of a direction that is new in it; from here on enough digits are left.
 SAFE_PIVOT = {torch.float32: 1e-2, torch.float64: 1e-7}
 # The trace of the inverse over the width, which is 1 for an identity, up to which float32 is enough.
@@ -133,7 +135,7 @@ def _factors(
     """(a matrix R that makes (V R)^T V R the identity, whether the first values of each head are independent)."""
     (b, g, _, e), n = v.shape, first.shape[2]
     matrices = torch.empty(2, b, g, e, e, dtype=torch.float64, device=v.device)
-    matrices[0] = v.mT @ v
+    matrices[0] = _whole_gram(v)
     x = (first if exists is None else first.masked_fill(~exists[..., None], 0)).double()
     x = torch.nn.functional.pad(x, (0, 0, 0, e - n)) if n < e else x
     torch.matmul(x, x.mT, out=matrices[1])
@@ -149,6 +151,14 @@ def _factors(
     tensors: Tensors = {"Matrices": matrices, "Sizes": size, "Whiten": whiten, "Independent": free}
     launch(factors, (2 * b * g, 1, 1), tensors, {"heads": b * g, "limit": limit}, _factor_options(e))
     return whiten, free
+
+
+def _whole_gram(v: Float[Tensor, "b g k e"]) -> Float[Tensor, "b g e e"]:
+    """V^T V of each head, piece by piece: as one product it is one small tile, which a single program goes through."""
+    cut = v.shape[2] // PIECE * PIECE
+    pieces = v[:, :, :cut].unflatten(2, (cut // PIECE, PIECE))
+    rest = v[:, :, cut:].double()
+    return (pieces.mT @ pieces).sum(2, dtype=torch.float64) + rest.mT @ rest
 
 
 def _moved(output: Float[Tensor, "b h q e"], whiten: Float[Tensor, "b g e e"]) -> Float[Tensor, "b h q e"]:

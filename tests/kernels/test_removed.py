@@ -38,7 +38,7 @@ def by_kernel(arrays: tuple[Tensor, ...], how: dict) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, rows in {"MOST_ROWS": 8, "FEWEST_ROWS": 8, "CAREFUL_ROWS": 4}.items():
+    for name, rows in {"MOST_ROWS": 8, "FEWEST_ROWS": 8, "CAREFUL_ROWS": 4, "PIECE": 4}.items():
         monkeypatch.setattr(kernel, name, rows)
 
 
@@ -80,6 +80,13 @@ def test_half_precision_takes_float64_where_it_must(
     assert not bool(doubtful.any())
     monkeypatch.setattr(removed_share, "_kernel_serves", lambda *_: False)
     assert float((shares - removed_share_of_rows(output, squares, v, **how)).abs().max()) <= 1e-4
+
+
+@pytest.mark.parametrize("n_k", [1, 4, 19, 24])
+def test_the_gram_matrix_of_a_text_is_the_sum_of_its_pieces(n_k: int) -> None:
+    # Heads lie beside each other in memory, as projections leave them.
+    v = torch.randn(2, n_k, 3, 5, device=DEVICE).transpose(1, 2)
+    assert torch.allclose(kernel._whole_gram(v), v.double().mT @ v.double(), rtol=1e-6, atol=1e-6)
 
 
 def test_steps_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
