@@ -97,8 +97,9 @@ def write_own_text(loaded: LoadedModel, out: Path, settings: OwnText, *, model: 
     device = next(loaded.model.parameters()).device
     rows = max(1, settings.batch // settings.length)
     first = _first_rows(loaded.tokenizer, settings)
-    asked = {"model": model, **asdict(settings), "temperatures": list(settings.temperatures)}
-    asked["begin"] = list(settings.begin)
+    # As JSON has them, to be compared with those of the folder.
+    asked = {"model": model, "dtype": str(next(loaded.model.parameters()).dtype), **asdict(settings)}
+    asked |= {"temperatures": list(settings.temperatures), "begin": list(settings.begin)}
     with lock_folder(out):
         state = _state(out, asked)
         with open(out / TEXTS, "ab") as file:

@@ -177,6 +177,9 @@ def test_folders_of_something_else_are_left_as_they_are(loaded: LoadedModel, tmp
         write_own_text(loaded, own, replace(SETTINGS, seed=4), model="tiny")
     with pytest.raises(ValueError, match="was begun with model tiny, not other"):
         write_own_text(loaded, own, SETTINGS, model="other")
+    half = al.load_model(save("llama", tmp_path / "llama"), dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"was begun with dtype torch\.float32, not torch\.bfloat16"):
+        write_own_text(half, own, SETTINGS, model="tiny")
     (own / "texts.jsonl").write_bytes(b"")
     with pytest.raises(ValueError, match="shorter than when it was written"):
         write_own_text(loaded, own, SETTINGS, model="tiny")
