@@ -90,6 +90,8 @@ class Config:
     cases: int = 100
     needle: int = 2000
     dtype: str = "bfloat16"
+    # Products of training: bf16, no, or auto: bf16 on a GPU.
+    precision: str = "auto"
 
 
 TINY = Config(
@@ -104,7 +106,7 @@ def convert_one(config: Config, name: str, seed: int, text: Path, work: Path) ->
     settings = Distillation(
         logits_lr=LR if config.lr is None else config.lr, scale_lr=config.lr is None,
         batch=config.batch // config.length, length=config.length, repeats=config.repeats, hard=config.hard, seed=seed,
-        compile=config.compile and best_device().type == "cuda", evaluations=4,
+        precision=config.precision, compile=config.compile and best_device().type == "cuda", evaluations=4,
     )  # fmt: skip
     at_budget: dict[str, Any] = {"budget": config.budget, "length": config.length}
     spec = spec_for(name, config.model, bounded=config.mechanism, dtype=config.dtype, **at_budget)
@@ -278,7 +280,7 @@ def arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=getattr(Config, name))
     for name in ("tokens", "length", "batch", "window", "windows", "passages", "cases", "needle"):
         parser.add_argument(f"--{name}", type=int, default=getattr(Config, name))
-    for name in ("mechanism", "dtype"):
+    for name in ("mechanism", "dtype", "precision"):
         parser.add_argument(f"--{name}", default=getattr(Config, name))
     parser.add_argument("--policies", nargs="*", default=("tova", "snapkv"), help="evicted caches beside the students")
     parser.add_argument(
