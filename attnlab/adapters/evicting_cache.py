@@ -39,7 +39,7 @@ class EvictingLayer(DynamicLayer):
         self.updated = False
         # Whether the model attends to the keys as it caches them, so that they can be read where they lie.
         self.read_as_cached = False
-        # The one new key that the model was given, in place of all.
+        # The new keys that the model was given, in place of all.
         self.stepped: Tensor | None = None
 
     @property
@@ -68,7 +68,7 @@ class EvictingLayer(DynamicLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Take in the new keys and values, and give the model all that it attends to.
 
-        In a step after which nothing is evicted these are the new ones: ``step`` reads the others where they lie.
+        In a call after which nothing is evicted these are the new ones: ``step`` reads the others where they lie.
         """
         self.is_initialized, self.updated, self.stepped = True, True, None
         if self.read_as_cached and self.kept.steps(key_states):
@@ -86,7 +86,7 @@ class EvictingLayer(DynamicLayer):
         return CachedKeys(self.kept.length, self.kept.columns, self.kept.ragged, whole, self.kept.bias)
 
     def step(self, q: Tensor, k: Tensor, *, scale: float, visible: Tensor | None) -> Tensor:
-        """The output of a step over the keys where they lie."""
+        """The outputs of new tokens over the keys where they lie."""
         assert self.stepped is k
         self.updated, self.stepped = False, None
         return self.kept.attend(q, scale=scale, visible=visible)
@@ -204,14 +204,14 @@ class EvictingCache(KeysOfLayers, Cache):
     def step(
         self, module: nn.Module, q: Tensor, k: Tensor, _v: Tensor, mask: Any, arguments: Mapping[str, Any]
     ) -> tuple[Tensor, None] | None:
-        """Attend in one step to the keys where they lie; None where the call asks for more than that."""
+        """Let new tokens attend to the keys where they lie; None where the call asks for more than that."""
         layer, opened = self.of_call(), open_site(module)
-        if layer.stepped is not k or q.shape[2] != 1 or q.dtype != k.dtype or opened is None:
+        if layer.stepped is not k or q.shape[2] != k.shape[2] or q.dtype != k.dtype or opened is None:
             return None
         inputs = opened.inputs.get(threading.get_ident(), {})
         if arguments.get("position_bias") is not None or inputs.get("output_attentions"):
             return None
-        same, visible = self.columns_seen(mask, q.shape[0], layer.kept.length)
+        same, visible = self.columns_seen(mask, q.shape[0], q.shape[2], layer.kept.length)
         if not same:
             return None
         opened.inputs.pop(threading.get_ident(), None)
@@ -219,17 +219,20 @@ class EvictingCache(KeysOfLayers, Cache):
         out = layer.step(q, k, scale=q.shape[-1] ** -0.5 if scale is None else scale, visible=visible)
         return out.transpose(1, 2).contiguous(), None
 
-    def columns_seen(self, mask: Any, rows: int, length: int) -> tuple[bool, Bool[Tensor, "b c"] | None]:
-        """Whether a mask shows the same columns to all heads, the new one too; and which, None: all.
+    def columns_seen(self, mask: Any, rows: int, new: int, length: int) -> tuple[bool, Bool[Tensor, "b m c"] | None]:
+        """Whether a mask shows the same columns to all heads, and each token itself; and which, None: all so far.
 
         Layers share a mask, so the answer is remembered.
         """
         if mask is None:
-            return True, None
+            return new == 1, None
         version = version_of(mask) if isinstance(mask, Tensor) else None
         if self._answer is not None and self._answer[0] is mask and self._answer[1] == version:
             return self._answer[2]
-        answer = _columns_of(seen_by(mask, shape=(rows, 1, length), causal_module=True, none_is_causal=True), rows)
+        seen = seen_by(mask, shape=(rows, new, length), causal_module=True, none_is_causal=True)
+        # One token stands behind all others, whatever its mask is called.
+        in_order = new == 1 or (seen.causal and seen.offset == length - new)
+        answer = _columns_of(seen, rows, new) if in_order else (False, None)
         self._answer = None if version is None else (mask, version, answer)
         return answer
 
@@ -243,17 +246,21 @@ def _refuse_tensor(value: Tensor | None) -> None:
         )
 
 
-def _columns_of(seen: Seen, rows: int) -> tuple[bool, Bool[Tensor, "b c"] | None]:
-    """Whether one query of each row sees the same columns in all heads, the last one too; and which, None: all."""
+def _columns_of(seen: Seen, rows: int, new: int) -> tuple[bool, Bool[Tensor, "b m c"] | None]:
+    """Whether the last tokens of each row see the same columns in all heads, and themselves; and which, None: all."""
     if seen.bias is not None or (seen.mask is not None and seen.mask.shape[1] > 1):
         return False, None
-    parts = [seen.key_visible, None if seen.mask is None else seen.mask[:, 0, 0]]
+    parts = [
+        None if seen.key_visible is None else seen.key_visible[:, None],
+        None if seen.mask is None else seen.mask[:, 0],
+    ]
     known = [part for part in parts if part is not None]
     if not known:
         return True, None
     seen_now = functools.reduce(torch.logical_and, known)
-    length = seen_now.shape[1]
+    each, length = seen_now.shape[1:]
     # Rows that lie as far apart for many steps: how a kernel is launched is remembered by its strides.
-    visible = seen_now.new_zeros(rows, -(-length // COLUMNS) * COLUMNS)[:, :length]
+    visible = seen_now.new_zeros(rows, each, -(-length // COLUMNS) * COLUMNS)[..., :length]
     visible[:] = seen_now
-    return bool(visible[:, -1].all()), visible
+    own = visible[..., length - new :]
+    return bool((own if each == 1 else own.diagonal(dim1=1, dim2=2)).all()), visible
