@@ -103,7 +103,8 @@ def errors(shapes: tuple[Shape, ...], device: str, dtype: torch.dtype) -> Iterat
         padded = held.longest * held.counts.numel() * held.nominal_bytes() / held.total
         nominal = held.nominal_bytes()
         yield shape._asdict() | {
-            "error": error(shape, q, held), "error of several": error(shape, q.repeat(1, 1, 5, 1), held), "kept keys": held.total, "most of a head": held.longest,
+            "error": error(shape, q, held), "error of several": error(shape, q.repeat(1, 1, 5, 1), held),
+            "kept keys": held.total, "most of a head": held.longest,
             "bytes / nominal": held.nbytes() / nominal, "keys and values / nominal": pairs / nominal,
             "padded / nominal": padded / nominal,
         }  # fmt: skip

@@ -22,7 +22,7 @@ from attnlab.caches.kv_policy import KVPolicy
 from attnlab.caches.layers import KeysOfLayers, LayerPool
 from attnlab.shapes import Bool, Int
 
-__all__ = ["EvictingCache", "EvictingLayer"]
+__all__ = ["EvictingCache", "EvictingLayer", "whole_prompts"]
 
 # What each row sees is stored in rows of a multiple of so many columns.
 COLUMNS = 256
@@ -140,10 +140,25 @@ class EvictingLayer(DynamicLayer):
         raise ValueError("an evicting cache cannot be cropped: evicted keys are gone; decode without assistance")
 
 
+class _Session:
+    """What a context and all copies of its cache share: which of them a call brought last; None: the context ended."""
+
+    def __init__(self) -> None:
+        self.cache: EvictingCache | None = None
+
+    def __deepcopy__(self, _memo: Any) -> _Session:
+        return self
+
+
 class EvictingCache(KeysOfLayers, Cache):
-    """A Hugging Face cache of bounded size; pass it as ``past_key_values``."""
+    """A Hugging Face cache of bounded size; pass it as ``past_key_values``.
+
+    ``copy.deepcopy`` gives one that goes on by itself: a prompt is compressed once for many questions.
+    """
 
     def __init__(self, policy: KVPolicy, layers: int) -> None:
+        self.session = _Session()
+        self.session.cache = self
         self.pool = LayerPool()
         super().__init__(layers=[EvictingLayer(policy, i, self.pool) for i in range(layers)])
         self.policy, self.current, self.rereading = policy, 0, False
@@ -152,6 +167,9 @@ class EvictingCache(KeysOfLayers, Cache):
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Append new keys and values to a layer; the attention function that is called next reads them."""
+        if self.session.cache is None:
+            raise ValueError("the context al.evicting(...) that made this cache has ended; use the cache inside of it")
+        self.session.cache = self
         while len(self.layers) <= layer_idx:
             self.layers.append(EvictingLayer(self.policy, len(self.layers), self.pool))
         self.current = layer_idx
@@ -160,19 +178,26 @@ class EvictingCache(KeysOfLayers, Cache):
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     @contextmanager
-    def reading_twice(self, model: nn.Module) -> Iterator[None]:
-        """Let the model read its prompt a second time before keys are dropped, where the policy asks for that."""
-        if not self.policy.score.reads_twice:
-            yield
-            return
-        hook = model.register_forward_hook(self._read_again, with_kwargs=True)
+    def opened(self, model: nn.Module) -> Iterator[_Session]:
+        """Serve a model's calls with this cache and its copies; prompts are read twice where the policy asks for it."""
+        hook = None
+        if self.policy.score.reads_twice:
+            hook = model.register_forward_hook(self._call_ended, with_kwargs=True)
         try:
-            yield
+            yield self.session
         finally:
-            hook.remove()
+            self.session.cache = None
+            if hook is not None:
+                hook.remove()
 
-    def _read_again(self, model: nn.Module, args: tuple[Any, ...], inputs: dict[str, Any], _output: Any) -> None:
-        if self.rereading or inputs.get("past_key_values") is not self or not self.of_call().kept.waits:
+    def _call_ended(self, model: nn.Module, args: tuple[Any, ...], inputs: dict[str, Any], _output: Any) -> None:
+        cache = inputs.get("past_key_values")
+        if isinstance(cache, EvictingCache) and cache.session is self.session:
+            cache.read_again(model, args, inputs)
+
+    def read_again(self, model: nn.Module, args: tuple[Any, ...], inputs: dict[str, Any]) -> None:
+        """Read the prompt of a call that just ended a second time, if it waits for that."""
+        if self.rereading or not self.of_call().kept.waits:
             return
         length = self.get_seq_length()
         config: Any = model.config
@@ -235,6 +260,35 @@ class EvictingCache(KeysOfLayers, Cache):
         answer = _columns_of(seen, rows, new) if in_order else (False, None)
         self._answer = None if version is None else (mask, version, answer)
         return answer
+
+
+@contextmanager
+def whole_prompts(model: nn.Module, policy: KVPolicy) -> Iterator[None]:
+    """Refuse ``generate(prefill_chunk_size=...)`` where keys are dropped once: after the first part of the prompt."""
+    generate: Any = getattr(model, "generate", None)
+    if generate is None or policy.schedule == "step":
+        yield
+        return
+
+    @functools.wraps(generate)
+    def generate_from_whole_prompts(*args: Any, **settings: Any) -> Any:
+        config = settings.get("generation_config") or (args[1] if len(args) > 1 else None)
+        config = getattr(model, "generation_config", None) if config is None else config
+        if settings.get("prefill_chunk_size", getattr(config, "prefill_chunk_size", None)) is not None:
+            raise ValueError(
+                f"prefill_chunk_size has the prompt read in parts, and the cache policy {policy.by!r} drops keys once, "
+                "after the first of them; leave it out, or let the policy drop keys after every call (when=step)"
+            )
+        return generate(*args, **settings)
+
+    before = model.__dict__.get("generate")
+    model.__dict__["generate"] = generate_from_whole_prompts
+    try:
+        yield
+    finally:
+        del model.__dict__["generate"]
+        if before is not None:
+            model.__dict__["generate"] = before
 
 
 def _refuse_tensor(value: Tensor | None) -> None:

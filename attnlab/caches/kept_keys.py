@@ -97,6 +97,11 @@ class KeptKeys:
         """Keys and values with those of new columns behind them, for attention and then ``cut``."""
         self._keep_pending()
         store, n = self.store, k.shape[2]
+        if store is not None and store.rows != k.shape[0]:
+            raise ValueError(
+                f"the cache holds {store.rows} rows, and this call brings {k.shape[0]}; begin with an empty cache "
+                "(cache.reset()), or select or repeat its rows first"
+            )
         if store is not None and n <= store.room and store.takes(k):
             self._add(k, v)
             return self.as_call()
