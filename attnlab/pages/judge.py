@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,8 @@ MEANINGS = (
      "whose last word is the most probable one. For loss, nats a token of a continuation: lower is better."),
     ("over full", "The difference from the full cache on the same cases, with a paired bootstrap interval."),
     ("bytes", "What the cache really holds after compression, as a share of the full cache's bytes."),
-    ("reading", "Seconds to read the context and compress it, over the seconds to read it."),
+    ("reading", "Seconds to read the context and compress it, over the seconds to read it; none where another budget "
+     "had already computed the scores of the keys."),
     ("a token", "Seconds of a decoding step over those of the full cache's, in the first batch of each length."),
     ("[low, high]", "A 95 % interval: Wilson's for shares, Student's for losses."),
 )  # fmt: skip
@@ -95,19 +97,32 @@ def _lead(rows: Sequence[Row]) -> str:
     if not budgets:
         return "Nothing could be measured yet."
     smallest = min(budgets)
-    sums: dict[str, list[float]] = {}
+    found: dict[str, list[Row]] = {}
     for row in rows:
         scores = row.get("unseen") or {}
         if row["budget"] == smallest and row["task"] != LOSS and "score" in scores and not scores["full_cannot"]:
-            sums.setdefault(row["policy"], []).append(scores["over_full"]["value"])
-    if not sums:
+            found.setdefault(row["policy"], []).append(scores)
+    if not found:
         return f"At no length and task with a question does the full cache find half of the answers: {CANNOT_EITHER}."
-    best = max(sums, key=lambda policy: sum(sums[policy]) / len(sums[policy]))
-    mean = sum(sums[best]) / len(sums[best])
+    # One that refused some cannot be compared on all.
+    most = max(map(len, found.values()))
+    means = {
+        policy: statistics.fmean(one["over_full"]["value"] for one in each)
+        for policy, each in found.items()
+        if len(each) == most
+    }
+    nearest = [policy for policy, mean in means.items() if mean == max(means.values())]
+    cases = found[nearest[0]][0]["n"]
     return (
-        f"With {percent(smallest)} of the keys and the question unseen, {best} stays nearest to the full cache: "
-        f"{mean:+.2f} over {len(sums[best])} tasks and lengths that the full cache can do."
+        f"With {percent(smallest)} of the keys and the question unseen, {' and '.join(nearest)} "
+        f"{'stays' if len(nearest) == 1 else 'stay'} nearest to the full cache: {means[nearest[0]]:+.2f} over "
+        f"{_counted(most)} that the full cache can do, of {cases} {'case' if cases == 1 else 'cases'} each; the "
+        "intervals are in the table."
     )
+
+
+def _counted(cells: int) -> str:
+    return "one task and length" if cells == 1 else f"{cells} tasks and lengths"
 
 
 def _task_section(task: str, rows: Sequence[Row]) -> Html:
