@@ -250,5 +250,13 @@ def _facts(result: Mapping[str, Any], model: Mapping[str, Any]) -> list[tuple[st
         ("Parameters", f"{model.get('parameters', 0):,}"),
         ("Type of numbers", model.get("dtype")),
         ("Cases of a task and length", cases),
+        *([("Time", _took(result["took"]))] if "took" in result else []),
         *provenance_facts(result),
     ]
+
+
+def _took(took: Mapping[str, Any]) -> str:
+    known = took["known_before"]
+    before = f"; {known:,} of {took['answers']:,} batches and policies were known before" if known else ""
+    processes = "one process" if took["jobs"] == 1 else f"{took['jobs']} processes"
+    return f"{number(took['seconds'])} s in {processes}{before}"
