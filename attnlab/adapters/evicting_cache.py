@@ -70,12 +70,15 @@ class EvictingLayer(DynamicLayer):
 
         In a call after which nothing is evicted these are the new ones: ``step`` reads the others where they lie.
         """
-        self.is_initialized, self.updated, self.stepped = True, True, None
+        self.is_initialized, self.stepped = True, None
         if self.read_as_cached and self.kept.steps(key_states):
             self.kept.append(key_states, value_states)
             self.stepped = key_states
-            return key_states, value_states
-        return self.kept.extend(key_states, value_states)
+            given = key_states, value_states
+        else:
+            given = self.kept.extend(key_states, value_states)
+        self.updated = True
+        return given
 
     def cached_keys(self) -> CachedKeys:
         """The keys at hand in the call under way; an error if that call did not bring its own to this cache."""
@@ -170,6 +173,12 @@ class EvictingCache(KeysOfLayers, Cache):
         if self.session.cache is None:
             raise ValueError("the context al.evicting(...) that made this cache has ended; use the cache inside of it")
         self.session.cache = self
+        if self.of_call().updated:
+            raise ValueError(
+                f"layer {self.current} did not attend to the keys that it brought to this cache: the model that is "
+                "called is not the one in al.evicting(model, ...), or its call failed; take a new cache, or call "
+                "cache.reset()"
+            )
         while len(self.layers) <= layer_idx:
             self.layers.append(EvictingLayer(self.policy, len(self.layers), self.pool))
         self.current = layer_idx

@@ -100,7 +100,7 @@ class KeptKeys:
         if store is not None and store.rows != k.shape[0]:
             raise ValueError(
                 f"the cache holds {store.rows} rows, and this call brings {k.shape[0]}; begin with an empty cache "
-                "(cache.reset()), or select or repeat its rows first"
+                "(cache.reset()), or repeat its rows first (cache.batch_repeat_interleave)"
             )
         if store is not None and n <= store.room and store.takes(k):
             self._add(k, v)

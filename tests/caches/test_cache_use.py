@@ -12,6 +12,7 @@ from torch import Tensor
 import attnlab as al
 from attnlab.caches import KVPolicy
 from tests.adapters.both_kinds import tokens_of
+from tests.adapters.zoo import build
 from tests.caches.policies import EXAMPLES
 from tests.caches.test_laws import BUDGET, model_of, variants
 from tests.tolerance import assert_close
@@ -96,3 +97,19 @@ def test_another_number_of_rows_is_refused(family: str, when: str) -> None:
             model(ids[:before], **{name: cache})
             with pytest.raises(ValueError, match=f"holds {before} rows, and this call brings {after}"):
                 model(ids[:after, :1], **{name: cache})
+            model(ids[:before, :1], **{name: cache})
+
+
+@pytest.mark.parametrize("spec", EXAMPLES)
+def test_another_model_is_refused(spec: str) -> None:
+    """Its own attention would read whatever the cache hands out, and nothing would be evicted."""
+    model, other, ids = model_of("llama"), build("llama").double(), tokens_of(12)
+    for policy in variants(spec, budget=BUDGET):
+        for read in (0, 12):
+            with torch.no_grad(), al.evicting(model, policy) as cache:
+                if read:
+                    model(ids, past_key_values=cache)
+                with pytest.raises(ValueError, match="is not the one in"):
+                    other(ids[:, :1] if read else ids, past_key_values=cache)
+                cache.reset()
+                model(ids, past_key_values=cache)
