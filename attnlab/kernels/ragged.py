@@ -18,8 +18,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDEST = 256
 # Bytes of a tile of keys.
 TILE_BYTES = 16384
-# Query heads of one key head times queries that a program has, and these times the width of their outputs, at most.
-MOST_ROWS, ROW_ELEMENTS = 64, 8192
+# Of several queries: rows (query heads of one key head times queries) that a program has and keys that it reads at a
+# time, at most, and the bytes of its rows. More do not fit into the registers.
+MOST_ROWS, MOST_KEYS, ROW_BYTES = 64, 64, 16384
 # The programs that a launch should have at least: several for each multiprocessor of a large GPU.
 PROGRAMS = 1024
 LONGEST_SPAN = 2048
@@ -152,8 +153,8 @@ def tiles_for(d: int, e: int, itemsize: int, total: int, rows: int = 1) -> Tiles
     if rows == 1:
         span = triton.next_power_of_2(max(1, total // PROGRAMS + 1)) // 2
         return Tiles(tile, min(LONGEST_SPAN, max(tile, span)))
-    padded = min(MOST_ROWS, max(16, ROW_ELEMENTS // width), triton.next_power_of_2(max(16, rows)))
-    span = triton.next_power_of_2(max(1, total * triton.cdiv(rows, padded) // PROGRAMS))
+    padded = min(MOST_ROWS, max(16, ROW_BYTES // (width * itemsize)), triton.next_power_of_2(max(16, rows)))
+    span, tile = triton.next_power_of_2(max(1, total * triton.cdiv(rows, padded) // PROGRAMS)), min(MOST_KEYS, tile)
     return Tiles(tile, max(tile, span), rows=padded)
 
 
