@@ -225,7 +225,7 @@ def _checked(call: AttentionCall) -> AttentionCall:
 
 def _asked(call: AttentionCall, held: HeldKeys, own: AttentionCall | None) -> _Asked:
     """Other queries over every key that is there and not padding."""
-    (b, h, n_q, _), (k, v, there) = _checked(call).q.shape, held
+    (b, h, n_q, _), k, v, there = _checked(call).q.shape, held.k, held.v, held.there
     if k.shape[0] != b:
         raise ValueError(f"the keys are those of {k.shape[0]} rows, and the queries those of {b}")
     # The first keys that a cache's queries saw were the cache's own.

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from attnlab.caches.kept_keys import KeptKeys
 from attnlab.models.cache import KeyValueCache
 from attnlab.shapes import Bool, Float
+from attnlab.summaries import short_repr
 from attnlab.trace import Trace
 
 __all__ = ["HeldKeys", "is_cache", "keys_of_cache"]
 
 
-class HeldKeys(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class HeldKeys:
     """A layer's keys and values; ``there`` says which places hold one, where heads hold different numbers."""
 
     k: Float[Tensor, "b g k d"]
     v: Float[Tensor, "b g k e"]
     there: Bool[Tensor, "b g k"] | None = None
+
+    __repr__ = short_repr
 
 
 def is_cache(source: Any) -> bool:

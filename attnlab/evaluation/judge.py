@@ -71,8 +71,7 @@ def judge(
     pending = grid.pending()
     # How many answers of policies to batches each task and length still waits for.
     waiting = {cell: sum(len(unit.policies) for unit in units) for cell, units in pending.items()}
-    every = sum(len(unit.policies) for cell in cells for unit in grid.units(cell))
-    clock = _Clock(result, jobs, every, known=every - sum(waiting.values()))
+    clock = _Clock(result, grid, jobs, waiting=sum(waiting.values()))
     rows = {cell: _rows(grid, cell, config) for cell, count in waiting.items() if not count}
     _put_rows(result, rows, cells, on_result)
     progress = Progress("judging", plain=True)
@@ -116,10 +115,11 @@ def _check_device(device: Any, dtype: Any) -> None:
 class _Clock:
     """What a call took, in the result: a run that went on after a stop has known some answers before."""
 
-    def __init__(self, result: dict[str, Any], jobs: int, every: int, *, known: int) -> None:
+    def __init__(self, result: dict[str, Any], grid: Grid, jobs: int, *, waiting: int) -> None:
         self.began = time.perf_counter()
         # Policies' answers to batches.
-        self.took = result["took"] = {"seconds": 0.0, "jobs": jobs, "answers": every, "known_before": known}
+        every = sum(len(unit.policies) for cell in grid.cells for unit in grid.units(cell))
+        self.took = result["took"] = {"seconds": 0.0, "jobs": jobs, "answers": every, "known_before": every - waiting}
 
     def tick(self) -> None:
         """Another was measured."""

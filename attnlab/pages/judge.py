@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from attnlab.pages.charts import Axes, Series, line_chart
@@ -97,32 +97,33 @@ def _lead(rows: Sequence[Row]) -> str:
     if not budgets:
         return "Nothing could be measured yet."
     smallest = min(budgets)
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        scores = row.get("unseen") or {}
-        if row["budget"] == smallest and row["task"] != LOSS and "score" in scores and not scores["full_cannot"]:
-            found.setdefault(row["policy"], []).append(scores)
+    found = _that_the_full_cache_can(row for row in rows if row["budget"] == smallest and row["policy"] != FULL)
     if not found:
         return f"At no length and task with a question does the full cache find half of the answers: {CANNOT_EITHER}."
-    # One that refused some cannot be compared on all.
-    most = max(map(len, found.values()))
-    means = {
-        policy: statistics.fmean(one["over_full"]["value"] for one in each)
-        for policy, each in found.items()
-        if len(each) == most
-    }
+    means = {policy: statistics.fmean(one["over_full"]["value"] for one in each) for policy, each in found.items()}
     nearest = [policy for policy, mean in means.items() if mean == max(means.values())]
-    cases = found[nearest[0]][0]["n"]
+    measured = found[nearest[0]]
     return (
         f"With {percent(smallest)} of the keys and the question unseen, {' and '.join(nearest)} "
         f"{'stays' if len(nearest) == 1 else 'stay'} nearest to the full cache: {means[nearest[0]]:+.2f} over "
-        f"{_counted(most)} that the full cache can do, of {cases} {'case' if cases == 1 else 'cases'} each; the "
-        "intervals are in the table."
+        f"{_counted(len(measured), 'one task and length', 'tasks and lengths')} that the full cache can do, of "
+        f"{_counted(measured[0]['n'], 'one case', 'cases')} each; the intervals are in the table."
     )
 
 
-def _counted(cells: int) -> str:
-    return "one task and length" if cells == 1 else f"{cells} tasks and lengths"
+def _that_the_full_cache_can(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Each policy's scores with the question unseen; one that refused some cannot be compared on all."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        scores = row.get("unseen") or {}
+        if row["task"] != LOSS and "score" in scores and not scores["full_cannot"]:
+            found.setdefault(row["policy"], []).append(scores)
+    most = max(map(len, found.values()), default=0)
+    return {policy: each for policy, each in found.items() if len(each) == most}
+
+
+def _counted(count: int, one: str, more: str) -> str:
+    return one if count == 1 else f"{count} {more}"
 
 
 def _task_section(task: str, rows: Sequence[Row]) -> Html:

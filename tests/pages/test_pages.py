@@ -319,6 +319,9 @@ def test_a_judgement_leads_with_the_policies_that_answered_everything_and_names_
     for row in rows:
         row["unseen"]["over_full"]["value"] = -0.1
     assert lead.format("h2o and snapkv:window=16 stay") + "-0.10" + rest in judge_page(result)
+    # Beside a budget of all keys the full cache is no policy.
+    whole = [{**row, "budget": 1.0} for row in result["rows"]]
+    assert "full cache stays" not in judge_page({**result, "rows": whole})
     # A policy that refused a task is not compared on the others.
     second = [{**row, "length": 700} for row in result["rows"] if row["task"] == "needle" and row["length"] == 512]
     second = [{**row, "unseen": {"refused": "no"}} if row["policy"] == "h2o" else row for row in second]
