@@ -1,4 +1,4 @@
-"""A decoding step over a cache of which three quarters were evicted, heads unevenly: times, bytes and tokens a second.
+"""Decoding over a cache of which three quarters were evicted, heads unevenly: times, bytes and tokens a second.
 
 python benchmarks/ragged_gpu.py [--part errors ...] [--write benchmarks/results/ragged_gpu.json]. In the same run on one
 GPU: attention over keys without padding by our kernel, over the full cache and over padded keys by torch's SDPA. Times
@@ -52,6 +52,8 @@ class Shape(NamedTuple):
 
 # SmolLM2's heads, and 8 of 128.
 SHAPES = (Shape(32, 9, 3, 32768, 64), Shape(32, 32, 8, 32768, 128))
+# Tokens of a question.
+QUESTION = (16, 128)
 TINY = (Shape(2, 6, 2, 300, 16), Shape(1, 4, 2, 300, 48))
 
 
@@ -64,9 +66,11 @@ def uneven(shape: Shape, rows: int, device: str) -> Tensor:
     return torch.rand(rows, shape.G, shape.T, device=device) < (counts / shape.T).unsqueeze(-1)
 
 
-def made(shape: Shape, rows: int, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, RaggedKeys]:
-    """A query for every row and head, all keys and values, and those that stay, without padding."""
-    q = torch.randn(rows, shape.H, 1, shape.D, device=device, dtype=dtype)
+def made(
+    shape: Shape, rows: int, device: str, dtype: torch.dtype, queries: int = 1
+) -> tuple[Tensor, Tensor, Tensor, RaggedKeys]:
+    """Queries of every row and head, all keys and values, and those that stay, without padding."""
+    q = torch.randn(rows, shape.H, queries, shape.D, device=device, dtype=dtype)
     k, v = (torch.randn(rows, shape.G, shape.T, shape.D, device=device, dtype=dtype) for _ in range(2))
     keep = uneven(shape, rows, device)
     columns = torch.arange(shape.T, device=device, dtype=torch.int32).expand(keep.shape)
@@ -99,7 +103,8 @@ def errors(shapes: tuple[Shape, ...], device: str, dtype: torch.dtype) -> Iterat
         padded = held.longest * held.counts.numel() * held.nominal_bytes() / held.total
         nominal = held.nominal_bytes()
         yield shape._asdict() | {
-            "error": error(shape, q, held), "kept keys": held.total, "most of a head": held.longest,
+            "error": error(shape, q, held), "error of several": error(shape, q.repeat(1, 1, 5, 1), held),
+            "kept keys": held.total, "most of a head": held.longest,
             "bytes / nominal": held.nbytes() / nominal, "keys and values / nominal": pairs / nominal,
             "padded / nominal": padded / nominal,
         }  # fmt: skip
@@ -127,6 +132,20 @@ def times(shapes: tuple[Shape, ...], device: str, dtype: torch.dtype) -> Iterato
             "padded ms": padded, "step ms": step, "step / full cache": step / full["full cache ms"],
             "step / best of full cache": step / min(full.values()), "step / padded": step / padded,
             "TB/s": held.nominal_bytes() / step / 1e9,
+        }  # fmt: skip
+
+
+def question(shapes: tuple[Shape, ...], device: str, dtype: torch.dtype) -> Iterator[Row]:
+    """Several new tokens at once, over the kept keys and over the full cache, where they need a mask."""
+    for shape, count in itertools.product(shapes, QUESTION):
+        q, k, v, held = made(shape, shape.B, device, dtype, count)
+        off = error(shape, q, held)
+        mask = torch.ones(count, shape.T, dtype=torch.bool, device=device).tril(shape.T - count)
+        full = graph_ms(partial(sdpa, q, k, v, attn_mask=mask, enable_gqa=True), each=3)
+        del k, v
+        ms = graph_ms(partial(ours, shape, q, held), each=3)
+        yield shape._asdict() | {
+            "queries": count, "error": off, "full cache ms": full, "ms": ms, "ratio": ms / full,
         }  # fmt: skip
 
 
@@ -194,7 +213,8 @@ def sweep(shapes: tuple[Shape, ...], device: str, dtype: torch.dtype) -> Iterato
 
 
 PARTS: dict[str, Callable[..., Iterator[Row]]] = {
-    "errors": errors, "times": times, "equal_memory": equal_memory, "growing": growing, "sweep": sweep,
+    "errors": errors, "times": times, "question": question, "equal_memory": equal_memory, "growing": growing,
+    "sweep": sweep,
 }  # fmt: skip
 
 

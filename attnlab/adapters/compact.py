@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from attnlab.adapters.held_keys import HeldKeys, is_cache, keys_of_cache
 from attnlab.attention import AttentionCall, repeat_groups, visible
 from attnlab.caches.compact import Compact
 from attnlab.caches.compact_fit import Certificate
@@ -143,45 +144,58 @@ def compact(
     if not (isinstance(keys, float) and 0 < keys < 1):
         check_int("keys, unless it is a share between 0 and 1,", keys, least=1)
     policy = KVPolicy(keys, by=f"compact:queries=prompt,ridge={ridge}", layers=layers)
-    numbers, calls = _reference_calls(source, queries)
-    moments = [_moment(policy, call) for call in calls]
+    asked = _reference_calls(source, queries)
+    moments = [_moment(policy, call, real) for call, real in asked.values()]
     score = policy.score
     assert isinstance(score, Compact)
-    keep = keep_masks(policy, moments, [score.score(moment) for moment in moments])
-    made = [_compacted(n, score, moment, each) for n, moment, each in zip(numbers, moments, keep, strict=True)]
-    return Compaction(tuple(made), calls[0].k.shape[2])
+    keep = _keep(policy, moments, [score.score(moment) for moment in moments])
+    made = [_compacted(n, score, moment, each) for n, moment, each in zip(asked, moments, keep, strict=True)]
+    return Compaction(tuple(made), max(moment.call.k.shape[2] for moment in moments))
 
 
-def _reference_calls(source: Any, queries: Any) -> tuple[list[int], list[AttentionCall]]:
-    """For each layer its number and the reference queries' call over its keys."""
+def _keep(policy: KVPolicy, moments: Sequence[Moment], scores: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The keys to keep of each layer; layers may hold different numbers where each has its own budget."""
+    if not policy.shares_layers:
+        return [keep_masks(policy, [moment], [score])[0] for moment, score in zip(moments, scores, strict=True)]
+    counts = {moment.call.k.shape[2] for moment in moments}
+    if len(counts) > 1:
+        raise ValueError(f"layers=shared needs layers that hold as many keys, got {sorted(counts)}; use layers=even")
+    return keep_masks(policy, moments, scores)
+
+
+# Reference queries over a layer's keys, and which of them are tokens, None: all.
+_Asked = tuple[AttentionCall, Tensor | None]
+
+
+def _reference_calls(source: Any, queries: Any) -> dict[int, _Asked]:
+    """For each layer the reference queries' call over its keys."""
     if isinstance(queries, str) and queries != "prompt":
         raise ValueError(
             f"queries must be 'prompt' or a recorded trace, got {queries!r}; 'repeat' and 'sampled' need the model: "
             f"use al.evicting(model, 'compact:queries={queries},budget=...')"
         )
-    asked = None if isinstance(queries, str) else {layer.layer: layer.call for layer in recorded_layers(queries)}
-    own = None if _is_cache(source) else _softmax_calls(recorded_layers(source))
+    asked = (
+        None
+        if isinstance(queries, str)
+        else {layer.layer: _of_tokens(layer.call) for layer in recorded_layers(queries)}
+    )
+    own = None if is_cache(source) else _softmax_calls(recorded_layers(source))
     if asked is None:
         if own is None:
             raise ValueError("a cache holds no queries; give queries=, a trace recorded while its keys were read")
-        return list(own), [_checked(call) for call in own.values()]
-    held = _keys_of_cache(source) if own is None else {n: (call.k, call.v) for n, call in own.items()}
+        return {n: (_checked(call), _real(call)) for n, call in own.items()}
+    held = keys_of_cache(source) if own is None else {n: HeldKeys(call.k, call.v) for n, call in own.items()}
     missing = sorted(held.keys() - asked.keys())
     if missing:
         raise ValueError(f"queries= has no layer {missing[0]}, whose keys are to be compacted")
-    return list(held), [_asked(asked[n], *held[n], None if own is None else own[n]) for n in held]
+    return {n: _asked(asked[n], keys, None if own is None else own[n]) for n, keys in held.items()}
 
 
-def _is_cache(source: Any) -> bool:
-    return hasattr(source, "layers") and not isinstance(source, Trace)
-
-
-def _keys_of_cache(cache: Any) -> dict[int, tuple[Tensor, Tensor]]:
-    """The keys and values of each layer of a transformers cache that holds some."""
-    held = {i: (layer.keys, layer.values) for i, layer in enumerate(cache.layers) if layer.keys is not None}
-    if not held:
-        raise ValueError("there are no keys to compact: the cache is empty")
-    return held
+def _real(call: AttentionCall) -> Bool[Tensor, "b q"] | None:
+    """Which queries are tokens of the text and not padding, where a causal call says so; None: all."""
+    if call.key_visible is None or not call.causal:
+        return None
+    return call.key_visible[:, call.offset : call.offset + call.q.shape[2]]
 
 
 def _softmax_calls(recorded: Sequence[LayerTrace]) -> dict[int, AttentionCall]:
@@ -189,7 +203,16 @@ def _softmax_calls(recorded: Sequence[LayerTrace]) -> dict[int, AttentionCall]:
     for layer in recorded:
         if not isinstance(layer.mechanism, Softmax):
             raise ValueError(f"{layer.name} attends by {layer.mechanism!r}; only keys of softmax can be compacted")
-    return {layer.layer: layer.call for layer in recorded}
+    return {layer.layer: _of_tokens(layer.call) for layer in recorded}
+
+
+def _of_tokens(call: AttentionCall) -> AttentionCall:
+    """The call without the free places that a static cache has behind its tokens."""
+    end = call.offset + call.q.shape[2]
+    if not call.causal or call.mask is not None or call.bias is not None or end >= call.k.shape[2]:
+        return call
+    shown = None if call.key_visible is None else call.key_visible[:, :end]
+    return replace(call, k=call.k[:, :, :end], v=call.v[:, :, :end], key_visible=shown, x=None)
 
 
 def _checked(call: AttentionCall) -> AttentionCall:
@@ -200,15 +223,22 @@ def _checked(call: AttentionCall) -> AttentionCall:
     return call
 
 
-def _asked(call: AttentionCall, k: Tensor, v: Tensor, own: AttentionCall | None) -> AttentionCall:
-    """Other queries over every key that is not padding."""
-    _checked(call)
-    seen = None if own is None else own.key_visible
+def _asked(call: AttentionCall, held: HeldKeys, own: AttentionCall | None) -> _Asked:
+    """Other queries over every key that is there and not padding."""
+    (b, h, n_q, _), k, v, there = _checked(call).q.shape, held.k, held.v, held.there
+    if k.shape[0] != b:
+        raise ValueError(f"the keys are those of {k.shape[0]} rows, and the queries those of {b}")
+    # The first keys that a cache's queries saw were the cache's own.
+    known = call if own is None else _checked(own)
+    shown = None if there is not None or known.k.shape[2] < k.shape[2] else known.key_visible
+    seen = None if shown is None else shown[:, : k.shape[2]]
+    mask = None if there is None else repeat_groups(there, h // there.shape[1]).unsqueeze(2).expand(-1, -1, n_q, -1)
     kind = torch.promote_types(k.dtype, torch.float32)
-    return AttentionCall(call.q.to(kind), k.to(kind), v.to(kind), key_visible=seen, scale=call.scale)
+    made = AttentionCall(call.q.to(kind), k.to(kind), v.to(kind), key_visible=seen, mask=mask, scale=call.scale)
+    return made, _real(call)
 
 
-def _moment(policy: KVPolicy, call: AttentionCall) -> Moment:
+def _moment(policy: KVPolicy, call: AttentionCall, real: Bool[Tensor, "b q"] | None) -> Moment:
     b, _, n_q, n_k = call.sizes
     kind = torch.promote_types(call.q.dtype, torch.float32)
     held = torch.ones(call.k.shape[:3], dtype=torch.bool, device=call.k.device)
@@ -216,8 +246,6 @@ def _moment(policy: KVPolicy, call: AttentionCall) -> Moment:
     if seen is not None:
         held = seen.expand(b, call.q.shape[1], -1, n_k).any(2).unflatten(1, (call.k.shape[1], -1)).any(2)
     k, v = (t.to(kind).masked_fill(~held.unsqueeze(-1), 0) for t in (call.k, call.v))
-    # Queries of padding are no queries of the text.
-    real = None if call.key_visible is None or not call.causal else call.key_visible[:, n_k - n_q :]
     counts = held.sum(-1).amax(-1).tolist()
     budgets = policy.budgets(counts)
     return Moment(

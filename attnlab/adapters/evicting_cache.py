@@ -22,7 +22,7 @@ from attnlab.caches.kv_policy import KVPolicy
 from attnlab.caches.layers import KeysOfLayers, LayerPool
 from attnlab.shapes import Bool, Int
 
-__all__ = ["EvictingCache", "EvictingLayer"]
+__all__ = ["EvictingCache", "EvictingLayer", "whole_prompts"]
 
 # What each row sees is stored in rows of a multiple of so many columns.
 COLUMNS = 256
@@ -39,7 +39,7 @@ class EvictingLayer(DynamicLayer):
         self.updated = False
         # Whether the model attends to the keys as it caches them, so that they can be read where they lie.
         self.read_as_cached = False
-        # The one new key that the model was given, in place of all.
+        # The new keys that the model was given, in place of all.
         self.stepped: Tensor | None = None
 
     @property
@@ -68,14 +68,17 @@ class EvictingLayer(DynamicLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Take in the new keys and values, and give the model all that it attends to.
 
-        In a step after which nothing is evicted these are the new ones: ``step`` reads the others where they lie.
+        In a call after which nothing is evicted these are the new ones: ``step`` reads the others where they lie.
         """
-        self.is_initialized, self.updated, self.stepped = True, True, None
+        self.is_initialized, self.stepped = True, None
         if self.read_as_cached and self.kept.steps(key_states):
             self.kept.append(key_states, value_states)
             self.stepped = key_states
-            return key_states, value_states
-        return self.kept.extend(key_states, value_states)
+            given = key_states, value_states
+        else:
+            given = self.kept.extend(key_states, value_states)
+        self.updated = True
+        return given
 
     def cached_keys(self) -> CachedKeys:
         """The keys at hand in the call under way; an error if that call did not bring its own to this cache."""
@@ -86,7 +89,7 @@ class EvictingLayer(DynamicLayer):
         return CachedKeys(self.kept.length, self.kept.columns, self.kept.ragged, whole, self.kept.bias)
 
     def step(self, q: Tensor, k: Tensor, *, scale: float, visible: Tensor | None) -> Tensor:
-        """The output of a step over the keys where they lie."""
+        """The outputs of new tokens over the keys where they lie."""
         assert self.stepped is k
         self.updated, self.stepped = False, None
         return self.kept.attend(q, scale=scale, visible=visible)
@@ -140,10 +143,25 @@ class EvictingLayer(DynamicLayer):
         raise ValueError("an evicting cache cannot be cropped: evicted keys are gone; decode without assistance")
 
 
+class _Session:
+    """What a context and all copies of its cache share: which of them a call brought last; None: the context ended."""
+
+    def __init__(self) -> None:
+        self.cache: EvictingCache | None = None
+
+    def __deepcopy__(self, _memo: Any) -> _Session:
+        return self
+
+
 class EvictingCache(KeysOfLayers, Cache):
-    """A Hugging Face cache of bounded size; pass it as ``past_key_values``."""
+    """A Hugging Face cache of bounded size; pass it as ``past_key_values``.
+
+    ``copy.deepcopy`` gives one that goes on by itself: a prompt is compressed once for many questions.
+    """
 
     def __init__(self, policy: KVPolicy, layers: int) -> None:
+        self.session = _Session()
+        self.session.cache = self
         self.pool = LayerPool()
         super().__init__(layers=[EvictingLayer(policy, i, self.pool) for i in range(layers)])
         self.policy, self.current, self.rereading = policy, 0, False
@@ -152,6 +170,15 @@ class EvictingCache(KeysOfLayers, Cache):
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Append new keys and values to a layer; the attention function that is called next reads them."""
+        if self.session.cache is None:
+            raise ValueError("the context al.evicting(...) that made this cache has ended; use the cache inside of it")
+        self.session.cache = self
+        if self.of_call().updated:
+            raise ValueError(
+                f"layer {self.current} did not attend to the keys that it brought to this cache: the model that is "
+                "called is not the one in al.evicting(model, ...), or its call failed; take a new cache, or call "
+                "cache.reset()"
+            )
         while len(self.layers) <= layer_idx:
             self.layers.append(EvictingLayer(self.policy, len(self.layers), self.pool))
         self.current = layer_idx
@@ -160,19 +187,26 @@ class EvictingCache(KeysOfLayers, Cache):
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     @contextmanager
-    def reading_twice(self, model: nn.Module) -> Iterator[None]:
-        """Let the model read its prompt a second time before keys are dropped, where the policy asks for that."""
-        if not self.policy.score.reads_twice:
-            yield
-            return
-        hook = model.register_forward_hook(self._read_again, with_kwargs=True)
+    def opened(self, model: nn.Module) -> Iterator[_Session]:
+        """Serve a model's calls with this cache and its copies; prompts are read twice where the policy asks for it."""
+        hook = None
+        if self.policy.score.reads_twice:
+            hook = model.register_forward_hook(self._call_ended, with_kwargs=True)
         try:
-            yield
+            yield self.session
         finally:
-            hook.remove()
+            self.session.cache = None
+            if hook is not None:
+                hook.remove()
 
-    def _read_again(self, model: nn.Module, args: tuple[Any, ...], inputs: dict[str, Any], _output: Any) -> None:
-        if self.rereading or inputs.get("past_key_values") is not self or not self.of_call().kept.waits:
+    def _call_ended(self, model: nn.Module, args: tuple[Any, ...], inputs: dict[str, Any], _output: Any) -> None:
+        cache = inputs.get("past_key_values")
+        if isinstance(cache, EvictingCache) and cache.session is self.session:
+            cache.read_again(model, args, inputs)
+
+    def read_again(self, model: nn.Module, args: tuple[Any, ...], inputs: dict[str, Any]) -> None:
+        """Read the prompt of a call that just ended a second time, if it waits for that."""
+        if self.rereading or not self.of_call().kept.waits:
             return
         length = self.get_seq_length()
         config: Any = model.config
@@ -204,14 +238,14 @@ class EvictingCache(KeysOfLayers, Cache):
     def step(
         self, module: nn.Module, q: Tensor, k: Tensor, _v: Tensor, mask: Any, arguments: Mapping[str, Any]
     ) -> tuple[Tensor, None] | None:
-        """Attend in one step to the keys where they lie; None where the call asks for more than that."""
+        """Let new tokens attend to the keys where they lie; None where the call asks for more than that."""
         layer, opened = self.of_call(), open_site(module)
-        if layer.stepped is not k or q.shape[2] != 1 or q.dtype != k.dtype or opened is None:
+        if layer.stepped is not k or q.shape[2] != k.shape[2] or q.dtype != k.dtype or opened is None:
             return None
         inputs = opened.inputs.get(threading.get_ident(), {})
         if arguments.get("position_bias") is not None or inputs.get("output_attentions"):
             return None
-        same, visible = self.columns_seen(mask, q.shape[0], layer.kept.length)
+        same, visible = self.columns_seen(mask, q.shape[0], q.shape[2], layer.kept.length)
         if not same:
             return None
         opened.inputs.pop(threading.get_ident(), None)
@@ -219,19 +253,51 @@ class EvictingCache(KeysOfLayers, Cache):
         out = layer.step(q, k, scale=q.shape[-1] ** -0.5 if scale is None else scale, visible=visible)
         return out.transpose(1, 2).contiguous(), None
 
-    def columns_seen(self, mask: Any, rows: int, length: int) -> tuple[bool, Bool[Tensor, "b c"] | None]:
-        """Whether a mask shows the same columns to all heads, the new one too; and which, None: all.
+    def columns_seen(self, mask: Any, rows: int, new: int, length: int) -> tuple[bool, Bool[Tensor, "b m c"] | None]:
+        """Whether a mask shows the same columns to all heads, and each token itself; and which, None: all so far.
 
         Layers share a mask, so the answer is remembered.
         """
         if mask is None:
-            return True, None
+            return new == 1, None
         version = version_of(mask) if isinstance(mask, Tensor) else None
         if self._answer is not None and self._answer[0] is mask and self._answer[1] == version:
             return self._answer[2]
-        answer = _columns_of(seen_by(mask, shape=(rows, 1, length), causal_module=True, none_is_causal=True), rows)
+        seen = seen_by(mask, shape=(rows, new, length), causal_module=True, none_is_causal=True)
+        # One token stands behind all others, whatever its mask is called.
+        in_order = new == 1 or (seen.causal and seen.offset == length - new)
+        answer = _columns_of(seen, rows, new) if in_order else (False, None)
         self._answer = None if version is None else (mask, version, answer)
         return answer
+
+
+@contextmanager
+def whole_prompts(model: nn.Module, policy: KVPolicy) -> Iterator[None]:
+    """Refuse ``generate(prefill_chunk_size=...)`` where keys are dropped once: after the first part of the prompt."""
+    generate: Any = getattr(model, "generate", None)
+    if generate is None or policy.schedule == "step":
+        yield
+        return
+
+    @functools.wraps(generate)
+    def generate_from_whole_prompts(*args: Any, **settings: Any) -> Any:
+        config = settings.get("generation_config") or (args[1] if len(args) > 1 else None)
+        config = getattr(model, "generation_config", None) if config is None else config
+        if settings.get("prefill_chunk_size", getattr(config, "prefill_chunk_size", None)) is not None:
+            raise ValueError(
+                f"prefill_chunk_size has the prompt read in parts, and the cache policy {policy.by!r} drops keys once, "
+                "after the first of them; leave it out, or let the policy drop keys after every call (when=step)"
+            )
+        return generate(*args, **settings)
+
+    before = model.__dict__.get("generate")
+    model.__dict__["generate"] = generate_from_whole_prompts
+    try:
+        yield
+    finally:
+        del model.__dict__["generate"]
+        if before is not None:
+            model.__dict__["generate"] = before
 
 
 def _refuse_tensor(value: Tensor | None) -> None:
@@ -243,17 +309,21 @@ def _refuse_tensor(value: Tensor | None) -> None:
         )
 
 
-def _columns_of(seen: Seen, rows: int) -> tuple[bool, Bool[Tensor, "b c"] | None]:
-    """Whether one query of each row sees the same columns in all heads, the last one too; and which, None: all."""
+def _columns_of(seen: Seen, rows: int, new: int) -> tuple[bool, Bool[Tensor, "b m c"] | None]:
+    """Whether the last tokens of each row see the same columns in all heads, and themselves; and which, None: all."""
     if seen.bias is not None or (seen.mask is not None and seen.mask.shape[1] > 1):
         return False, None
-    parts = [seen.key_visible, None if seen.mask is None else seen.mask[:, 0, 0]]
+    parts = [
+        None if seen.key_visible is None else seen.key_visible[:, None],
+        None if seen.mask is None else seen.mask[:, 0],
+    ]
     known = [part for part in parts if part is not None]
     if not known:
         return True, None
     seen_now = functools.reduce(torch.logical_and, known)
-    length = seen_now.shape[1]
+    each, length = seen_now.shape[1:]
     # Rows that lie as far apart for many steps: how a kernel is launched is remembered by its strides.
-    visible = seen_now.new_zeros(rows, -(-length // COLUMNS) * COLUMNS)[:, :length]
+    visible = seen_now.new_zeros(rows, each, -(-length // COLUMNS) * COLUMNS)[..., :length]
     visible[:] = seen_now
-    return bool(visible[:, -1].all()), visible
+    own = visible[..., length - new :]
+    return bool((own if each == 1 else own.diagonal(dim1=1, dim2=2)).all()), visible

@@ -103,7 +103,7 @@ class HuggingFaceModel(ModelAdapter):
     @contextmanager
     def evicting_cache(self, policy: KVPolicy) -> Iterator[Any]:
         """A ``past_key_values``; it must be passed to every call inside the context."""
-        from attnlab.adapters.evicting_cache import EvictingCache
+        from attnlab.adapters.evicting_cache import EvictingCache, whole_prompts
 
         sites = self.sites()
         if any(site.kind == "cross" for site in sites) or not any(site.kind == "decoder" for site in sites):
@@ -119,20 +119,25 @@ class HuggingFaceModel(ModelAdapter):
         cache = EvictingCache(policy, self.model.config.get_text_config(decoder=True).num_hidden_layers)
         rotations = {site.module: rotation_of(self.model, site.module, forward_of(site.module)) for site in decoder}
 
+        def of_call() -> EvictingCache:
+            """The cache itself, or the copy of it that the call under way brought."""
+            assert cache.session.cache is not None
+            return cache.session.cache
+
         def evict(site: Site, call: AttentionCall, mech: Mechanism, _output: Tensor) -> None:
             refuse_other_attention(site.name, mech)
-            projection = site.projection(call.q.shape[1] * call.v.shape[-1])
-            place = Place(cache.current, len(cache.layers), projection, *rotations[site.module])
-            cache.of_call().evict(call, place, handed_on=hands_keys_on(forward_of(site.module)))
+            projection, used = site.projection(call.q.shape[1] * call.v.shape[-1]), of_call()
+            place = Place(used.current, len(used.layers), projection, *rotations[site.module])
+            used.of_call().evict(call, place, handed_on=hands_keys_on(forward_of(site.module)))
 
         frame = Frame(
             mechanism=Softmax(),
             note=evict,
             skip_dropout=True,
-            direct=cache.step,
-            cached_keys=lambda _: cache.of_call().cached_keys(),
+            direct=lambda *args: of_call().step(*args),
+            cached_keys=lambda _: of_call().of_call().cached_keys(),
         )
-        with self.attach(dict.fromkeys(decoder, frame)), cache.reading_twice(self.model):
+        with self.attach(dict.fromkeys(decoder, frame)), cache.opened(self.model), whole_prompts(self.model, policy):
             yield cache
 
     def logits(self, ids: Int[Tensor, "b q"], *, cache: Any = None) -> Float[Tensor, "b q v"]:

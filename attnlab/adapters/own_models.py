@@ -169,7 +169,7 @@ class _EvictingKeyValues(KeyValueCache):
         return full, output
 
     def _steps(self, call: AttentionCall) -> bool:
-        """Whether the flat keys can be read as they are: no observer asks for the call, and the token is no padding."""
+        """Whether the flat keys can be read as they are: no observer asks for the call, and no token is padding."""
         if _layer_of(self.site).observers or not self.kept.steps(call.k):
             return False
         return call.key_visible is None or bool(call.key_visible.all())

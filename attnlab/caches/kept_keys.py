@@ -97,6 +97,11 @@ class KeptKeys:
         """Keys and values with those of new columns behind them, for attention and then ``cut``."""
         self._keep_pending()
         store, n = self.store, k.shape[2]
+        if store is not None and store.rows != k.shape[0]:
+            raise ValueError(
+                f"the cache holds {store.rows} rows, and this call brings {k.shape[0]}; begin with an empty cache "
+                "(cache.reset()), or repeat its rows first (cache.batch_repeat_interleave)"
+            )
         if store is not None and n <= store.room and store.takes(k):
             self._add(k, v)
             return self.as_call()
@@ -120,25 +125,25 @@ class KeptKeys:
         self.length += k.shape[2]
 
     def steps(self, k: Float[Tensor, "b g n d"]) -> bool:
-        """Whether ``append`` and ``attend`` take this call: one token, after which no policy is asked."""
+        """Whether ``append`` and ``attend`` take this call: tokens after which no policy is asked."""
         store = self.store
-        if store is None or k.shape[2] != 1 or self.waits or not self.compressed or self.policy.schedule == "step":
+        if store is None or self.waits or not self.compressed or self.policy.schedule == "step":
             return False
         return self.pending is None and store.takes(k) and (not k.is_cuda or store.served(k))
 
-    def append(self, k: Float[Tensor, "b g 1 d"], v: Float[Tensor, "b g 1 e"]) -> None:
-        """Add the keys of one column, where ``steps`` says so."""
+    def append(self, k: Float[Tensor, "b g n d"], v: Float[Tensor, "b g n e"]) -> None:
+        """Add the keys of new columns, where ``steps`` says so."""
         assert self.store is not None
-        if not self.store.room:
-            self.store.grow()
+        if self.store.room < k.shape[2]:
+            self.store.grow(k.shape[2])
         self._add(k, v)
 
     def attend(
-        self, q: Float[Tensor, "b h 1 d"], *, scale: float, visible: Bool[Tensor, "b c"] | None = None
-    ) -> Float[Tensor, "b h 1 e"]:
-        """The output of the token whose key was appended, which sees these columns of the text; None: all."""
+        self, q: Float[Tensor, "b h n d"], *, scale: float, visible: Bool[Tensor, "b m c"] | None = None
+    ) -> Float[Tensor, "b h n e"]:
+        """The outputs of the tokens whose keys were appended, which see these columns of the text; None: all so far."""
         assert self.store is not None
-        self.tokens = tuple(read + 1 for read in self.tokens)
+        self.tokens = tuple(read + q.shape[2] for read in self.tokens)
         return self.store.attend(q, scale=scale, visible=visible)
 
     def as_call(self) -> tuple[Float[Tensor, "b g k d"], Float[Tensor, "b g k e"]]:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import dot_products, grouped
+from attnlab.chunks import chunk_budget
 from attnlab.mechanisms._device import kernels_may_run
 from attnlab.mechanisms._sdpa import sdpa
 from attnlab.mechanisms.softmax import softmax
@@ -15,6 +16,8 @@ __all__ = ["RaggedKeys"]
 
 # Free places are one for so many keys: they let a cache grow for a while before it has to be copied.
 KEYS_FOR_A_FREE_PLACE = 128
+# The most scores of one segment that are made at once.
+ELEMENTS = 1 << 24
 
 
 class RaggedKeys:
@@ -129,10 +132,10 @@ class RaggedKeys:
         self.counts = self.counts + new
         self.total, self.longest, self.room = self.total + at.numel(), self.longest + new, self.room - new
 
-    def grow(self) -> None:
-        """Make room for at least one more key in every segment, by copying all of them."""
+    def grow(self, new: int = 1) -> None:
+        """Make room for at least ``new`` more keys in every segment, by copying all of them."""
         places = self._places()
-        self._lay_out(self.counts, max(1, self.total // (KEYS_FOR_A_FREE_PLACE * self.counts.numel())))
+        self._lay_out(self.counts, max(new, self.total // (KEYS_FOR_A_FREE_PLACE * self.counts.numel())))
         self._move(places)
 
     def _move(self, old: Int[Tensor, " n"]) -> None:
@@ -191,26 +194,31 @@ class RaggedKeys:
         return self.total * sum(t[:1].nbytes for t in buffers)
 
     def attend(
-        self, q: Float[Tensor, "b h 1 d"], *, scale: float, visible: Bool[Tensor, "b c"] | None = None
-    ) -> Float[Tensor, "b h 1 e"]:
-        """softmax(scale q k^T + bias) v of one query over the keys of its head: on a GPU by a kernel, else in PyTorch.
+        self, q: Float[Tensor, "b h q d"], *, scale: float, visible: Bool[Tensor, "b m c"] | None = None
+    ) -> Float[Tensor, "b h q e"]:
+        """softmax(scale q k^T + bias) v of the last tokens, whose keys are here: on a GPU by a kernel, else in PyTorch.
 
-        The bias is that of the keys under the name "bias", if there is one. ``visible`` says which columns of the text
-        each row's query sees; None: all. Where it sees none the output is zero.
+        A token sees no key of a later one. The bias is that of the keys under the name "bias", if there is one.
+        ``visible`` says which columns of the text the queries see; None: all. One that sees none gets zeros.
         """
         keys, values, bias = self.buffers["keys"], self.buffers["values"], self.buffers.get("bias")
+        columns = self.buffers.get("columns")
         if q.is_cuda and self.served(q):
             from attnlab.kernels.ragged import ragged_attention
 
             return ragged_attention(
                 q, keys, values, self.starts, self.counts, scale=scale, longest=self.longest, total=self.total,
-                bias=bias, visible=visible, columns=self.buffers.get("columns"),
+                bias=bias, visible=visible, columns=columns,
             )  # fmt: skip
-        if visible is not None:
-            bias = self._hidden(visible) if bias is None else bias + self._hidden(visible)
-        if self.even and bias is None and self.longest:
-            return sdpa(q, self.padded("keys"), self.padded("values"), scale=scale)
-        return attend_by_segment(q, keys, values, self.starts, self.counts, scale=scale, bias=bias)
+        if self.even and bias is None and visible is None and self.longest:
+            n = q.shape[2]
+            later = torch.ones(n, self.longest, dtype=torch.bool, device=q.device).tril(self.longest - n)
+            return sdpa(
+                q, self.padded("keys"), self.padded("values"), attn_mask=None if n == 1 else later, scale=scale
+            )  # fmt: skip
+        return attend_by_segment(
+            q, keys, values, self.starts, self.counts, scale=scale, bias=bias, visible=visible, columns=columns
+        )
 
     def served(self, q: Tensor) -> bool:
         """Whether a kernel can read these keys."""
@@ -220,19 +228,9 @@ class RaggedKeys:
 
         return serves(q, self.buffers["keys"], self.buffers["values"])
 
-    def _hidden(self, visible: Bool[Tensor, "b c"]) -> Float[Tensor, " p"]:
-        """Minus infinity at the places of keys whose columns the row's query does not see."""
-        places, segments = self._places(), self._segments()
-        columns = self.buffers.get("columns")
-        # Without columns no key was dropped.
-        at = places - self.starts[segments] if columns is None else columns[places].long()
-        seen = visible[segments // self.heads, at]
-        added = torch.zeros(self.total, device=seen.device).masked_fill_(~seen, -torch.inf)
-        return torch.zeros(self.size, device=seen.device).index_copy_(0, places, added)
-
 
 def attend_by_segment(
-    q: Float[Tensor, "b h 1 d"],
+    q: Float[Tensor, "b h q d"],
     keys: Float[Tensor, "p d"],
     values: Float[Tensor, "p e"],
     starts: Int[Tensor, " s"],
@@ -240,20 +238,52 @@ def attend_by_segment(
     *,
     scale: float,
     bias: Float[Tensor, " p"] | None = None,
-) -> Float[Tensor, "b h 1 e"]:
-    """The definition: softmax(scale q k^T + bias) v of one query a head, one segment of keys after the other.
+    visible: Bool[Tensor, "b m c"] | None = None,
+    columns: Int[Tensor, " p"] | None = None,
+) -> Float[Tensor, "b h q e"]:
+    """The definition: softmax(scale q k^T + bias) v of the last tokens, one segment of keys after the other.
 
-    A bias of minus infinity hides a key; where all are hidden the output is zero.
+    The last keys of a segment are those of the queries, which see none of a later one. ``visible`` says which columns
+    of the text they see; ``columns`` are those of the keys, without which key i of a segment is column i. A bias of
+    minus infinity hides a key from all. A query that sees nothing gets zeros.
     """
-    groups = q.shape[1] * q.shape[0] // len(starts)
-    queries, out = grouped(q, groups).flatten(0, 1), []
-    for query, start, count in zip(queries, starts.tolist(), counts.tolist(), strict=True):
-        own = slice(start, start + count)
-        k, v = keys[own], values[own]
-        if bias is not None:
-            hidden = (bias[own] == -torch.inf).unsqueeze(-1)
-            k, v = k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
-        s = dot_products(query.transpose(0, 1), k, scale=scale)
-        weights = softmax((s if bias is None else s + bias[own])[None])[0]
-        out.append((weights @ v.to(s.dtype)).to(q.dtype))
+    groups, heads = q.shape[1] * q.shape[0] // len(starts), len(starts) // q.shape[0]
+    out = []
+    for segment, query in enumerate(grouped(q, groups).flatten(0, 1)):
+        start = int(starts[segment])
+        own = slice(start, start + int(counts[segment]))
+        shown = None if visible is None else visible[segment // heads]
+        if shown is not None:
+            shown = shown[:, : own.stop - start] if columns is None else shown[:, columns[own].long()]
+        out.append(_attend_to(query, keys[own], values[own], scale, None if bias is None else bias[own], shown))
     return torch.stack(out).view(*q.shape[:3], -1)
+
+
+def _attend_to(
+    q: Float[Tensor, "r q d"],
+    k: Float[Tensor, "k d"],
+    v: Float[Tensor, "k e"],
+    scale: float,
+    bias: Float[Tensor, " k"] | None,
+    shown: Bool[Tensor, "#q k"] | None,
+) -> Float[Tensor, "r q e"]:
+    """The outputs of the query heads of one segment, in chunks of queries."""
+    n_q, n_k = q.shape[1], k.shape[0]
+    if bias is not None:
+        shown = bias > -torch.inf if shown is None else shown & (bias > -torch.inf)
+    if shown is not None:
+        shown = shown.expand(n_q, -1)
+        # What no query sees may be anything.
+        k, v = (t.masked_fill(~shown.any(0).unsqueeze(-1), 0) for t in (k, v))
+    size = max(1, chunk_budget(ELEMENTS) // max(1, q.shape[0] * n_k))
+    out = []
+    for lo in range(0, n_q, size):
+        part = q[:, lo : lo + size]
+        s = dot_products(part, k, scale=scale)
+        s = s if bias is None else s + bias
+        number = torch.arange(lo, lo + part.shape[1], device=q.device)[:, None]
+        seen = torch.arange(n_k, device=q.device) <= number + n_k - n_q
+        seen = seen if shown is None else seen & shown[lo : lo + size]
+        weights = softmax(s.masked_fill(~seen, -torch.inf)[None])[0]
+        out.append((weights @ v.to(s.dtype)).to(q.dtype))
+    return torch.cat(out, 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import statistics
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -70,6 +71,7 @@ def judge(
     pending = grid.pending()
     # How many answers of policies to batches each task and length still waits for.
     waiting = {cell: sum(len(unit.policies) for unit in units) for cell, units in pending.items()}
+    clock = _Clock(result, grid, jobs, waiting=sum(waiting.values()))
     rows = {cell: _rows(grid, cell, config) for cell, count in waiting.items() if not count}
     _put_rows(result, rows, cells, on_result)
     progress = Progress("judging", plain=True)
@@ -80,6 +82,7 @@ def judge(
             progress.stage(" ".join(map(str, cell)))
             grid.keep(unit, verdict)
             progress.step()
+            clock.tick()
             waiting[cell] -= 1
             if waiting[cell]:
                 continue
@@ -107,6 +110,20 @@ def _check_device(device: Any, dtype: Any) -> None:
     expect("device", device, str, "a string such as cuda")
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+
+
+class _Clock:
+    """What a call took, in the result: a run that went on after a stop has known some answers before."""
+
+    def __init__(self, result: dict[str, Any], grid: Grid, jobs: int, *, waiting: int) -> None:
+        self.began = time.perf_counter()
+        # Policies' answers to batches.
+        every = sum(len(unit.policies) for cell in grid.cells for unit in grid.units(cell))
+        self.took = result["took"] = {"seconds": 0.0, "jobs": jobs, "answers": every, "known_before": every - waiting}
+
+    def tick(self) -> None:
+        """Another was measured."""
+        self.took["seconds"] = round(time.perf_counter() - self.began, 1)
 
 
 # For each model, which specs may answer together, as far as this process has seen.

@@ -1,4 +1,4 @@
-"""One decoding step over keys without padding, each head with a number of its own; and one more key of each."""
+"""New tokens over keys without padding, each head with a number of its own; and one more key of each."""
 
 from __future__ import annotations
 
@@ -18,20 +18,27 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDEST = 256
 # Bytes of a tile of keys.
 TILE_BYTES = 16384
+# Of several queries: rows (query heads of one key head times queries) that a program has and keys that it reads at a
+# time, at most, and the bytes of its rows. More do not fit into the registers.
+MOST_ROWS, MOST_KEYS, ROW_BYTES = 64, 64, 16384
 # The programs that a launch should have at least: several for each multiprocessor of a large GPU.
 PROGRAMS = 1024
 LONGEST_SPAN = 2048
 # Parts that one program of ``combine_parts`` reads at once.
 PARTS_AT_ONCE = 32
+# What the queries of a row see: every key so far, the same columns, or columns of their own.
+ALL, ALIKE, EACH = range(3)
 
 
 class Tiles(NamedTuple):
-    """Keys that a program reads at a time and in all, and how it is compiled."""
+    """Keys that a program reads at a time and in all, how it is compiled, and its rows: query heads times queries."""
 
     keys: int
     span: int
     warps: int = 4
     stages: int = 3
+    # As many as one query needs, where there is one.
+    rows: int = 16
 
 
 def ragged_attention(
@@ -49,52 +56,63 @@ def ragged_attention(
     columns: Tensor | None = None,
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """softmax(scale q k^T + bias) v of one query a head, (b, h, 1, e).
+    """softmax(scale q k^T + bias) v of the last tokens, (b, h, n, e), none of which sees the key of a later one.
 
     ``keys`` (places, d) and ``values`` (places, e) hold key/value head g of row r, segment s = r * heads + g, at the
-    places from starts[s] on, counts[s] of them (int32). ``longest`` is the largest count and ``total`` their sum, which
-    the host knows. ``bias`` (places,) is float32; minus infinity hides a key. ``visible`` (b, n) says which columns of
-    the text each row's query sees, and ``columns`` (places,), int32, the column of each key; without them key i of a
-    segment is column i. No key is repeated for its query heads. It has no gradients.
+    places from starts[s] on, counts[s] of them (int32), the last n of which are those of the queries. ``longest`` is
+    the largest count and ``total`` their sum, which the host knows. ``bias`` (places,) is float32; minus infinity hides
+    a key. ``visible`` (b, n or 1, m) says which columns of the text each query sees, and ``columns`` (places,), int32,
+    the column of each key; without them key i of a segment is column i. No key is repeated for its query heads. It has
+    no gradients.
     """
-    (b, h, _, d), e = q.shape, values.shape[-1]
+    (b, h, n, d), e = q.shape, values.shape[-1]
     segments = starts.numel()
     g, r = segments // b, h * b // segments
     if tiles is None:
-        tiles = tiles_for(d, e, keys.element_size(), total)
+        tiles = tiles_for(d, e, keys.element_size(), total, n * r if n > 1 else 1)
+    blocks = triton.cdiv(n * r, tiles.rows) if n > 1 else 1
     parts = max(1, triton.cdiv(longest, tiles.span))
     q = q if q.stride(3) == 1 else q.contiguous()
-    visible = visible if visible is None or visible.stride(1) == 1 else visible.contiguous()
-    out = torch.empty(b, h, 1, e, dtype=q.dtype, device=q.device)
-    whole = parts == 1
+    visible = visible if visible is None or visible.stride(2) == 1 else visible.contiguous()
+    out = torch.empty(b, h, n, e, dtype=q.dtype, device=q.device)
+    whole, shown = parts == 1, _shown(visible)
     part_o, part_top, part_sum = (
-        None if whole else torch.empty(segments, parts, r, *columns, dtype=torch.float32, device=q.device)
+        None if whole else torch.empty(segments, parts, n * r, *columns, dtype=torch.float32, device=q.device)
         for columns in ((e,), (), ())
     )
-    (sqb, sqh, _, _), (sob, soh, _, _) = q.stride(), out.stride()
+    strides = {"sob": out.stride(0), "soh": out.stride(1), "sot": out.stride(2) if n > 1 else 0}
+    numbers = {"G": g, "N": n, "PARTS": parts}
     launch(
         read_part,
-        (segments, parts, 1),
+        (segments, parts, blocks),
         {
             "q": q, "keys": keys, "values": values, "bias": bias, "columns": None if visible is None else columns,
             "visible": visible, "starts": starts, "counts": counts, "o": out, "part_o": part_o, "part_top": part_top,
             "part_sum": part_sum,
         },
         {
-            "sqb": sqb, "sqh": sqh, "sob": sob, "soh": soh, "svb": 0 if visible is None else visible.stride(0), "G": g,
-            "PARTS": parts, "scale": scale,
+            "sqb": q.stride(0), "sqh": q.stride(1), "sqt": q.stride(2) if n > 1 else 0, **strides,
+            "svb": 0 if visible is None else visible.stride(0),
+            "svt": visible.stride(1) if visible is not None and shown == EACH else 0, **numbers, "scale": scale,
         },
-        _read_options(r, d, e, tiles, bias is not None, visible is not None, columns is not None, whole, q.dtype),
+        _read_options(r, d, e, tiles, n > 1, bias is not None, shown, columns is not None, whole, q.dtype),
     )  # fmt: skip
     if not whole:
         launch(
             combine_parts,
-            (segments, r, 1),
+            (segments, r, n),
             {"part_o": part_o, "part_top": part_top, "part_sum": part_sum, "counts": counts, "o": out},
-            {"sob": sob, "soh": soh, "G": g, "PARTS": parts},
+            {**strides, **numbers},
             _combine_options(r, e, tiles.span),
         )
     return out
+
+
+def _shown(visible: Tensor | None) -> int:
+    """How the kernel is told what is visible: not at all, alike for all queries of a row, or for each."""
+    if visible is None:
+        return ALL
+    return ALIKE if visible.shape[1] == 1 or visible.stride(1) == 0 else EACH
 
 
 def append(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, counts: Tensor) -> None:
@@ -124,25 +142,35 @@ def serves(q: Tensor, keys: Tensor, values: Tensor) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def tiles_for(d: int, e: int, itemsize: int, total: int) -> Tiles:
-    """Tiles of about ``TILE_BYTES``, and spans that make work for ``PROGRAMS`` programs."""
+def tiles_for(d: int, e: int, itemsize: int, total: int, rows: int = 1) -> Tiles:
+    """Tiles of about ``TILE_BYTES``, and spans that make work for ``PROGRAMS`` programs.
+
+    ``rows`` are query heads of a key head times queries, where there are several queries: a span then has no longest
+    length, for the parts of all queries would take too much memory.
+    """
     width = triton.next_power_of_2(max(d, e, 16))
     tile = min(128, max(16, TILE_BYTES // (width * itemsize)))
-    span = triton.next_power_of_2(max(1, total // PROGRAMS + 1)) // 2
-    return Tiles(tile, min(LONGEST_SPAN, max(tile, span)))
+    if rows == 1:
+        span = triton.next_power_of_2(max(1, total // PROGRAMS + 1)) // 2
+        return Tiles(tile, min(LONGEST_SPAN, max(tile, span)))
+    padded = min(MOST_ROWS, max(16, ROW_BYTES // (width * itemsize)), triton.next_power_of_2(max(16, rows)))
+    span, tile = triton.next_power_of_2(max(1, total * triton.cdiv(rows, padded) // PROGRAMS)), min(MOST_KEYS, tile)
+    return Tiles(tile, max(tile, span), rows=padded)
 
 
 @lru_cache(maxsize=1024)
 def _read_options(
-    r: int, d: int, e: int, tiles: Tiles, biased: bool, masked: bool, columns: bool, whole: bool, dtype: torch.dtype
-) -> Options:
+    r: int, d: int, e: int, tiles: Tiles, many: bool, biased: bool, shown: int, columns: bool, whole: bool,
+    dtype: torch.dtype,
+) -> Options:  # fmt: skip
     """Constants of ``read_part``."""
     # A product of tiles needs 16 rows and columns.
     padded_heads, key_width, value_width = (max(16, triton.next_power_of_2(size)) for size in (r, d, e))
     return tuple(
         {
-            "R": r, "RP": padded_heads, "D": d, "BD": key_width, "E": e, "BE": value_width, "BN": tiles.keys,
-            "SPAN": tiles.span, "BIASED": biased, "MASKED": masked, "COLUMNS": masked and columns, "WHOLE": whole,
+            "R": r, "RP": tiles.rows if many else padded_heads, "D": d, "BD": key_width, "E": e, "BE": value_width,
+            "BN": tiles.keys, "SPAN": tiles.span, "MANY": many, "BIASED": biased, "MASKED": shown != ALL,
+            "EACH": shown == EACH, "COLUMNS": shown != ALL and columns, "WHOLE": whole,
             # Three products on tensor cores keep the digits of float32.
             "PREC": "tf32x3" if dtype == torch.float32 else "tf32",
             "num_warps": tiles.warps, "num_stages": tiles.stages,

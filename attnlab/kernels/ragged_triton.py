@@ -1,4 +1,4 @@
-"""The kernels of ``ragged``: one query of each head over keys whose number differs by head; one more key of each."""
+"""The kernels of ``ragged``: queries of each head over keys whose number differs by head; one more key of each."""
 
 # mypy: ignore-errors
 
@@ -17,18 +17,21 @@ def read_part(
     q, keys, values, bias, columns, visible, starts, counts,
     # written: the output, or the parts' outputs, greatest scores and sums of weights
     o, part_o, part_top, part_sum,
-    # strides, svb of the rows of ``visible``; key heads, parts that fit into the tensors of parts
-    sqb, sqh, sob, soh, svb, G, PARTS, scale,
-    # tiles: query heads of a key head, columns of keys and of values, keys at a time and in all; each with padding
+    # strides, svb and svt of ``visible``; key heads, queries, parts that fit into the tensors of parts
+    sqb, sqh, sqt, sob, soh, sot, svb, svt, G, N, PARTS, scale,
+    # tiles: query heads of a key head, rows, columns of keys and of values, keys at a time and in all; with padding
     R: tl.constexpr, RP: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
     BN: tl.constexpr, SPAN: tl.constexpr,
     # the call
-    BIASED: tl.constexpr, MASKED: tl.constexpr, COLUMNS: tl.constexpr, WHOLE: tl.constexpr, PREC: tl.constexpr,
+    MANY: tl.constexpr, BIASED: tl.constexpr, MASKED: tl.constexpr, EACH: tl.constexpr, COLUMNS: tl.constexpr,
+    WHOLE: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """Keys [SPAN part, SPAN (part + 1)) of one segment, for the R query heads that read it.
 
-    MASKED: what a row's query sees is said by column of the text, key i of a segment being column i unless COLUMNS.
-    WHOLE: no segment has a second part, so that the output is written at once.
+    MANY: row i of all N R is query i // R of head i % R, and a program has RP of them; query j sees the first
+    count - N + j + 1 keys. Otherwise there is one query, and a program has all of its R heads.
+    MASKED: what a row's queries see is said by column of the text, key i of a segment being column i unless COLUMNS;
+    EACH: for each query. WHOLE: no segment has a second part, so that the output is written at once.
     """
     segment, part = tl.program_id(0), tl.program_id(1)
     count = tl.load(counts + segment)
@@ -41,9 +44,18 @@ def read_part(
     start = tl.load(starts + segment).to(tl.int64) + first
     keys += start * D
     values += start * E
-    heads, dims, cols = tl.arange(0, RP), tl.arange(0, BD), tl.arange(0, BE)
-    in_dims, in_cols, real = dims < D, cols < E, heads < R
-    rows = (b.to(tl.int64) * sqb + (g * R + heads) * sqh)[:, None]
+    numbers, dims, cols = tl.arange(0, RP), tl.arange(0, BD), tl.arange(0, BE)
+    in_dims, in_cols = dims < D, cols < E
+    if MANY:
+        numbers += tl.program_id(2) * RP
+        queries, heads, real = numbers // R, numbers % R, numbers < N * R
+        # The place of the last key that each query sees; no key behind all of them is read.
+        last = count - N + queries - first
+        here = tl.minimum(here, tl.max(tl.where(real, last, -1), 0) + 1)
+        rows = (b.to(tl.int64) * sqb + (g * R + heads) * sqh + queries.to(tl.int64) * sqt)[:, None]
+    else:
+        heads, real = numbers, numbers < R
+        rows = (b.to(tl.int64) * sqb + (g * R + heads) * sqh)[:, None]
     query = tl.load(q + rows + dims[None, :], mask=real[:, None] & in_dims[None, :], other=0.0)
     top = tl.full([RP], float("-inf"), tl.float32)
     total = tl.zeros([RP], tl.float32)
@@ -58,12 +70,23 @@ def read_part(
             column = first + at
             if COLUMNS:
                 column = tl.load(columns + start + at, mask=there, other=0)
-            there = there & (tl.load(visible + b.to(tl.int64) * svb + column, mask=there, other=0) != 0)
+            shown = visible + b.to(tl.int64) * svb
+            if EACH:
+                each = (shown + queries.to(tl.int64) * svt)[:, None] + column[None, :]
+                seen = tl.load(each, mask=real[:, None] & there[None, :], other=0) != 0
+                # What no query sees may be anything.
+                there = there & (tl.max(seen.to(tl.int32), 0) > 0)
+            else:
+                there = there & (tl.load(shown + column, mask=there, other=0) != 0)
         key = tl.load(keys + at[:, None] * D + dims[None, :], mask=there[:, None] & in_dims[None, :], other=0.0)
         scores = tl.dot(query, tl.trans(key), input_precision=PREC) * (scale * LOG2E)
         if BIASED:
             scores += added[None, :] * LOG2E
         scores = tl.where(there[None, :], scores, float("-inf"))
+        if MANY:
+            scores = tl.where(at[None, :] <= last[:, None], scores, float("-inf"))
+        if EACH:
+            scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         safe = tl.where(higher == float("-inf"), 0.0, higher)
         p = tl.exp2(scores - safe[:, None])
@@ -75,10 +98,13 @@ def read_part(
     mine = real[:, None] & in_cols[None, :]
     if WHOLE:
         out = out / tl.where(total > 0, total, 1.0)[:, None]
-        rows = (b.to(tl.int64) * sob + (g * R + heads) * soh)[:, None]
+        if MANY:
+            rows = (b.to(tl.int64) * sob + (g * R + heads) * soh + queries.to(tl.int64) * sot)[:, None]
+        else:
+            rows = (b.to(tl.int64) * sob + (g * R + heads) * soh)[:, None]
         tl.store(o + rows + cols[None, :], out.to(o.dtype.element_ty), mask=mine)
     else:
-        at_part = (segment.to(tl.int64) * PARTS + part) * R + heads
+        at_part = (segment.to(tl.int64) * PARTS + part) * R * N + numbers
         tl.store(part_o + at_part[:, None] * E + cols[None, :], out, mask=mine)
         tl.store(part_top + at_part, top, mask=real)
         tl.store(part_sum + at_part, total, mask=real)
@@ -87,11 +113,11 @@ def read_part(
 @triton.jit
 def combine_parts(
     part_o, part_top, part_sum, counts, o,
-    sob, soh, G, PARTS,
+    sob, soh, sot, G, N, PARTS,
     R: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BP: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """The output of one query head from the parts of its segment."""
-    segment, r = tl.program_id(0), tl.program_id(1)
+    """The output of one query of one head from the parts of its segment."""
+    segment, r, query = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     b, g = segment // G, segment % G
     parts = tl.cdiv(tl.maximum(tl.load(counts + segment), 1), SPAN)
     cols = tl.arange(0, BE)
@@ -102,7 +128,7 @@ def combine_parts(
     for i in range(0, parts, BP):
         part = i + tl.arange(0, BP)
         there = part < parts
-        at = (segment.to(tl.int64) * PARTS + part) * R + r
+        at = (segment.to(tl.int64) * PARTS + part) * R * N + query * R + r
         tops = tl.load(part_top + at, mask=there, other=float("-inf"))
         higher = tl.maximum(top, tl.max(tops, 0))
         safe = tl.where(higher == float("-inf"), 0.0, higher)
@@ -114,7 +140,8 @@ def combine_parts(
         out = out * shrink + tl.sum(some * weight[:, None], 0)
         top = higher
     out = out / tl.where(total > 0, total, 1.0)
-    tl.store(o + b.to(tl.int64) * sob + (g * R + r) * soh + cols, out.to(o.dtype.element_ty), mask=in_cols)
+    o += b.to(tl.int64) * sob + (g * R + r) * soh + query.to(tl.int64) * sot
+    tl.store(o + cols, out.to(o.dtype.element_ty), mask=in_cols)
 
 
 @triton.jit

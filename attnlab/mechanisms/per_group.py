@@ -278,7 +278,7 @@ class KeysOfGroups:
             self.starts = None if _is_captured(full.q) else starts
         return ragged_attention(
             full.q, self.k.flatten(0, 2), self.v.flatten(0, 2), starts, self.counts, scale=full.softmax_scale,
-            longest=room, total=b * g * room, visible=self.visible,
+            longest=room, total=b * g * room, visible=None if self.visible is None else self.visible.unsqueeze(1),
         )  # fmt: skip
 
     def select(self, rows: Int[Tensor, " n"]) -> None:

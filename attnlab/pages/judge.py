@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from attnlab.pages.charts import Axes, Series, line_chart
@@ -25,7 +26,8 @@ MEANINGS = (
      "whose last word is the most probable one. For loss, nats a token of a continuation: lower is better."),
     ("over full", "The difference from the full cache on the same cases, with a paired bootstrap interval."),
     ("bytes", "What the cache really holds after compression, as a share of the full cache's bytes."),
-    ("reading", "Seconds to read the context and compress it, over the seconds to read it."),
+    ("reading", "Seconds to read the context and compress it, over the seconds to read it; none where another budget "
+     "had already computed the scores of the keys."),
     ("a token", "Seconds of a decoding step over those of the full cache's, in the first batch of each length."),
     ("[low, high]", "A 95 % interval: Wilson's for shares, Student's for losses."),
 )  # fmt: skip
@@ -95,19 +97,33 @@ def _lead(rows: Sequence[Row]) -> str:
     if not budgets:
         return "Nothing could be measured yet."
     smallest = min(budgets)
-    sums: dict[str, list[float]] = {}
+    found = _that_the_full_cache_can(row for row in rows if row["budget"] == smallest and row["policy"] != FULL)
+    if not found:
+        return f"At no length and task with a question does the full cache find half of the answers: {CANNOT_EITHER}."
+    means = {policy: statistics.fmean(one["over_full"]["value"] for one in each) for policy, each in found.items()}
+    nearest = [policy for policy, mean in means.items() if mean == max(means.values())]
+    measured = found[nearest[0]]
+    return (
+        f"With {percent(smallest)} of the keys and the question unseen, {' and '.join(nearest)} "
+        f"{'stays' if len(nearest) == 1 else 'stay'} nearest to the full cache: {means[nearest[0]]:+.2f} over "
+        f"{_counted(len(measured), 'one task and length', 'tasks and lengths')} that the full cache can do, of "
+        f"{_counted(measured[0]['n'], 'one case', 'cases')} each; the intervals are in the table."
+    )
+
+
+def _that_the_full_cache_can(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Each policy's scores with the question unseen; one that refused some cannot be compared on all."""
+    found: dict[str, list[Row]] = {}
     for row in rows:
         scores = row.get("unseen") or {}
-        if row["budget"] == smallest and row["task"] != LOSS and "score" in scores and not scores["full_cannot"]:
-            sums.setdefault(row["policy"], []).append(scores["over_full"]["value"])
-    if not sums:
-        return f"At no length and task with a question does the full cache find half of the answers: {CANNOT_EITHER}."
-    best = max(sums, key=lambda policy: sum(sums[policy]) / len(sums[policy]))
-    mean = sum(sums[best]) / len(sums[best])
-    return (
-        f"With {percent(smallest)} of the keys and the question unseen, {best} stays nearest to the full cache: "
-        f"{mean:+.2f} over {len(sums[best])} tasks and lengths that the full cache can do."
-    )
+        if row["task"] != LOSS and "score" in scores and not scores["full_cannot"]:
+            found.setdefault(row["policy"], []).append(scores)
+    most = max(map(len, found.values()), default=0)
+    return {policy: each for policy, each in found.items() if len(each) == most}
+
+
+def _counted(count: int, one: str, more: str) -> str:
+    return one if count == 1 else f"{count} {more}"
 
 
 def _task_section(task: str, rows: Sequence[Row]) -> Html:
@@ -235,5 +251,13 @@ def _facts(result: Mapping[str, Any], model: Mapping[str, Any]) -> list[tuple[st
         ("Parameters", f"{model.get('parameters', 0):,}"),
         ("Type of numbers", model.get("dtype")),
         ("Cases of a task and length", cases),
+        *([("Time", _took(result["took"]))] if "took" in result else []),
         *provenance_facts(result),
     ]
+
+
+def _took(took: Mapping[str, Any]) -> str:
+    known = took["known_before"]
+    before = f"; {known:,} of {took['answers']:,} batches and policies were known before" if known else ""
+    processes = "one process" if took["jobs"] == 1 else f"{took['jobs']} processes"
+    return f"{number(took['seconds'])} s in {processes}{before}"

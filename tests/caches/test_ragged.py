@@ -188,26 +188,43 @@ def storages(kept: KeptKeys) -> dict[int, int]:
     return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
 
 
+def masks_of_columns(new: int, length: int) -> tuple[Tensor | None, ...]:
+    """None; the same columns for all new tokens; other ones for each."""
+    return None, torch.rand(ROWS, 1, length) < 0.7, torch.rand(ROWS, new, length) < 0.7
+
+
 @pytest.mark.parametrize("spec", EXAMPLES)
 @torch.no_grad()
-def test_a_step_is_softmax_over_the_kept_keys(spec: str) -> None:
+def test_new_tokens_get_softmax_over_the_kept_keys(spec: str) -> None:
+    """One token or several, such as a question: none sees a later one, and no head is padded."""
     for policy in all_variants(spec):
         kept = read_prompt(replace(policy, when="prefill"))
-        for visible in (None, torch.rand(ROWS, PROMPT + STEPS) < 0.7):
-            k, v = new_tokens(1)
+        prompts = kept.tokens
+        for new, which in ((1, 0), (1, 1), (STEPS, 0), (2, 2), (1, 0)):
+            k, v = new_tokens(new)
             assert kept.steps(k)
             kept.append(k, v)
-            q = torch.randn(ROWS, HEADS, 1, WIDTH, dtype=k.dtype)
-            out = kept.attend(q, scale=0.2, visible=visible)
-            columns = torch.arange(kept.length).expand(ROWS, GROUPS, -1) if kept.columns is None else kept.columns
-            seen = columns >= 0
-            if visible is not None:
-                seen = seen & visible[:, None].expand(-1, GROUPS, -1).gather(2, columns.clamp_min(0).long())
-            keys, values = kept.store.padded("keys", 0), kept.store.padded("values", 0)
-            mask = seen.repeat_interleave(HEADS // GROUPS, 1).unsqueeze(2)
-            bias = kept.store.padded("bias", 0).to(q).repeat_interleave(HEADS // GROUPS, 1) if kept.biased else None
-            call = AttentionCall(q, keys, values, mask=mask, bias=None if bias is None else bias[:, :, None], scale=0.2)
-            assert_close(out, Softmax()(call), dtype=torch.bfloat16)
+            q = torch.randn(ROWS, HEADS, new, WIDTH, dtype=k.dtype)
+            visible = masks_of_columns(new, kept.length)[which]
+            with small_chunks(elements=64, tokens=4):
+                out = kept.attend(q, scale=0.2, visible=visible)
+            assert_close(out, Softmax()(call_over(kept, q, visible)), dtype=torch.bfloat16)
+            assert kept.tokens == tuple(tokens + kept.length - PROMPT for tokens in prompts)
+
+
+def call_over(kept: KeptKeys, q: Tensor, visible: Tensor | None) -> AttentionCall:
+    """The call of new tokens over all keys that are kept, padded."""
+    n = q.shape[2]
+    columns = torch.arange(kept.length).expand(ROWS, GROUPS, -1) if kept.columns is None else kept.columns
+    seen = (columns >= 0).unsqueeze(2)
+    if visible is not None:
+        at = columns.clamp_min(0).long().unsqueeze(2).expand(-1, -1, n, -1)
+        seen = seen & visible[:, None].expand(-1, GROUPS, n, -1).gather(3, at)
+    keys, values = kept.store.padded("keys", 0), kept.store.padded("values", 0)
+    mask = seen.expand(-1, -1, n, -1).repeat_interleave(HEADS // GROUPS, 1)
+    bias = kept.store.padded("bias", 0).to(q).repeat_interleave(HEADS // GROUPS, 1) if kept.biased else None
+    bias = None if bias is None else bias[:, :, None].expand(-1, -1, n, -1)
+    return AttentionCall(q, keys, values, causal=True, offset=keys.shape[2] - n, mask=mask, bias=bias, scale=0.2)
 
 
 class Largest(TorchDispatchMode):
@@ -247,7 +264,7 @@ def test_a_bias_of_keys_is_added_to_their_scores() -> None:
     visible = torch.rand(2, 9) < 0.8
     columns = torch.arange(9, dtype=torch.int32).expand(2, 2, -1)
     held = RaggedKeys(keep, {"keys": k, "values": k, "bias": bias, "columns": columns})
-    for seen, rows in ((keep, None), (keep & visible[:, None], visible)):
+    for seen, rows in ((keep, None), (keep & visible[:, None], visible[:, None])):
         mask, added = (t.repeat_interleave(2, 1).unsqueeze(2) for t in (seen, bias))
         expected = Softmax()(AttentionCall(q, k, k, mask=mask, bias=added, scale=0.3))
         assert_close(held.attend(q, scale=0.3, visible=rows), expected)

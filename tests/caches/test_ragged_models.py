@@ -43,34 +43,33 @@ COMPUTED_WHOLE = ("bloom", "falcon_alibi", "mpt", "xglm")
 
 
 def decoded(model: Any, ids: Tensor, policy: str, **inputs: Any) -> list[Tensor]:
-    """The logits of three steps behind a prompt."""
+    """The logits of a question of three tokens behind a prompt, and of two steps."""
+    logits, read = [], ids.shape[1] - 5
     with torch.no_grad(), al.evicting(model, policy) as cache:
-        model(ids[:, :-3], past_key_values=cache, **{name: t[:, :-3] for name, t in inputs.items()})
-        steps = range(ids.shape[1] - 3, ids.shape[1])
-        return [
-            model(
-                ids[:, t : t + 1], past_key_values=cache, **{name: x[:, : t + 1] for name, x in inputs.items()}
-            ).logits
-            for t in steps
-        ]
+        model(ids[:, :read], past_key_values=cache, **{name: t[:, :read] for name, t in inputs.items()})
+        for new in (3, 1, 1):
+            part, read = ids[:, read : read + new], read + new
+            texts = {name: t[:, :read] for name, t in inputs.items()}
+            logits.append(model(part, past_key_values=cache, **texts).logits)
+    return logits
 
 
 @pytest.fixture
-def count_steps(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], list[int]]:
-    """Count, or forbid, the steps in which keys are read where they lie."""
+def count_tokens(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], set[int]]:
+    """How many tokens came in calls in which keys are read where they lie, which may be forbidden."""
 
-    def begin(allowed: bool) -> list[int]:
-        lengths: list[int] = []
+    def begin(allowed: bool) -> set[int]:
+        counts: set[int] = set()
         attend = KeptKeys.attend
 
-        def counting(kept: KeptKeys, *args: Any, **settings: Any) -> Tensor:
-            lengths.append(kept.length)
-            return attend(kept, *args, **settings)
+        def counting(kept: KeptKeys, q: Tensor, **settings: Any) -> Tensor:
+            counts.add(q.shape[2])
+            return attend(kept, q, **settings)
 
         monkeypatch.setattr(KeptKeys, "attend", counting)
         if not allowed:
             monkeypatch.setattr(KeptKeys, "steps", lambda *_: False)
-        return lengths
+        return counts
 
     return begin
 
@@ -78,9 +77,9 @@ def count_steps(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], list[int]]:
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("name", [name for name in DECODERS if name not in NO_EVICTION])
 def test_keys_read_where_they_lie_give_the_models_logits(
-    name: str, padded: bool, count_steps: Callable[[bool], list[int]]
+    name: str, padded: bool, count_tokens: Callable[[bool], set[int]]
 ) -> None:
-    """Over every family: windows, biases and padding are honoured, or the step is computed as others are."""
+    """Over every family: windows, biases and padding are honoured, or the call is computed as others are."""
     # Rounding grows in models that run their layers many times.
     model = build(name).double()
     ids = inputs(model)["input_ids"][:, :10]
@@ -89,12 +88,42 @@ def test_keys_read_where_they_lie_give_the_models_logits(
         texts["attention_mask"] = torch.ones_like(ids)
         texts["attention_mask"][0, :2] = 0
     policy = "value-norm:budget=4,when=prefill,heads=shared,recent=1"
-    lengths = count_steps(True)
+    counts = count_tokens(True)
     steps = decoded(model, ids, policy, **texts)
-    assert bool(lengths) == (name not in COMPUTED_WHOLE), lengths
-    count_steps(False)
+    assert counts == (set() if name in COMPUTED_WHOLE else {1, 3})
+    count_tokens(False)
     for step, expected in zip(steps, decoded(model, ids, policy, **texts), strict=True):
         assert_close(step, expected)
+
+
+def test_several_tokens_are_read_where_keys_lie_by_our_decoder(count_tokens: Callable[[bool], set[int]]) -> None:
+    model, ids = model_of("our decoder"), tokens_of(12)
+    texts = []
+    for allowed in (True, False):
+        counts = count_tokens(allowed)
+        with torch.no_grad(), al.evicting(model, "value-norm:budget=4,when=prefill,heads=shared,recent=1") as cache:
+            texts.append([model(part, cache=cache).logits for part in ids.split([6, 4, 1, 1], 1)])
+        assert counts == ({1, 4} if allowed else set())
+    for part, expected in zip(*texts, strict=True):
+        assert_close(part, expected)
+
+
+def test_a_question_with_padding_is_read_as_alone() -> None:
+    """Padding behind the prompt is dropped, too."""
+    model, ids = build("llama").double(), tokens_of(12)[:1]
+    for policy in ("value-norm:budget=4,when=prefill,heads=shared,recent=1", "compact:queries=prompt,budget=4"):
+        with torch.no_grad(), al.evicting(model, policy) as alone:
+            model(ids[:, :7], past_key_values=alone)
+            expected = model(ids[:, 7:], past_key_values=alone).logits
+        padded = torch.cat([ids[:, :7], ids.new_full((1, 2), 1), ids[:, 7:]], 1)
+        mask = torch.ones_like(padded)
+        mask[:, 7:9] = 0
+        with torch.no_grad(), al.evicting(model, policy) as cache:
+            model(padded[:, :7], past_key_values=cache, attention_mask=mask[:, :7])
+            positions = torch.arange(5, 12)[None].clamp_min(7)
+            logits = model(padded[:, 7:], past_key_values=cache, attention_mask=mask, position_ids=positions).logits
+        assert_close(logits[:, 2:], expected)
+        assert cache.kept() == alone.kept()
 
 
 def test_a_step_gives_attentions_where_they_are_asked_for() -> None:

@@ -113,7 +113,7 @@ class Reader:
         stepped = self.way != "padded" and kept.steps(k)
         if stepped:
             kept.append(k, v)
-        if stepped and self.way == "flat":
+        if stepped and self.way == "flat" and padding is None:
             out = kept.attend(q, scale=WIDTH**-0.5)
         else:
             keys, values = kept.as_call() if stepped else kept.extend(k, v)

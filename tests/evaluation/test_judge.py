@@ -260,10 +260,14 @@ def test_a_file_whose_name_is_no_text_can_be_judged_with(loaded, settings, tmp_p
 def test_everything_known_is_not_measured_again(loaded, settings, tmp_path, monkeypatch):
     config = config_of(settings, tasks=("needle",))
     first = judge(loaded, config, answers=tmp_path / "a.jsonl")
+    assert first["took"] | {"seconds": 0} == {"seconds": 0, "jobs": 1, "answers": 20, "known_before": 0}
+    assert first["took"]["seconds"] > 0
     monkeypatch.setattr("attnlab.evaluation.judge.measure", lambda *_: pytest.fail("measured again"))
     results = []
     again = judge(loaded, config, answers=tmp_path / "a.jsonl", on_result=results.append)
     assert again["rows"] == first["rows"]
+    assert again["took"] == {"seconds": 0, "jobs": 1, "answers": 20, "known_before": 20}
+    assert "20 of 20 batches and policies were known before" in judge_page(again)
     assert results, "what is written by on_result is written for known answers, too"
 
 

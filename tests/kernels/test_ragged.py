@@ -1,8 +1,9 @@
-"""One step over keys without padding by the kernel, against softmax over each head's keys in float64."""
+"""New tokens over keys without padding by the kernel, against softmax over each head's keys in float64."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -22,6 +23,9 @@ class Case:
 
     counts: tuple[int, ...] = (37, 1, 16, 70)
     heads: int = 6
+    # The last keys of every segment are theirs; each sees columns of its own where ``each``.
+    queries: int = 1
+    each: bool = True
     d: int = 32
     e: int = 32
     span: int = 16
@@ -47,6 +51,15 @@ CASES = (
     Case(counts=(33, 2, 5, 17), masked=True),
     Case(counts=(33, 2, 0, 17), masked=True, columns=True, views=True, biased=True),
     Case(counts=(9, 50), heads=9, d=64, e=64, dtype=torch.float16, span=32),
+    # Several queries: of one program and of several, in parts and whole; a part that the first queries see none of.
+    Case(counts=(37, 7, 16, 70), queries=7),
+    Case(counts=(37, 19, 29, 70), queries=19, heads=10, span=80, views=True),
+    Case(counts=(37, 19, 29, 70), queries=13, heads=2, d=48, e=80, dtype=torch.float16, span=32),
+    Case(counts=(16 * 35 + 3, 40), queries=3, heads=3, d=16, e=16),
+    Case(counts=(33, 5, 11, 17), queries=5, biased=True),
+    Case(counts=(33, 5, 11, 17), queries=5, masked=True, columns=True, views=True),
+    Case(counts=(33, 5, 11, 17), queries=5, masked=True, each=False, columns=True, dtype=torch.float16),
+    Case(counts=(33, 9, 11, 47), queries=9, masked=True, biased=True, span=32, columns=True),
 )
 LARGE = tuple(
     Case(
@@ -64,6 +77,11 @@ LARGE = tuple(
     for dtype in (torch.bfloat16, torch.float16, torch.float32)
     for span, biased in ((0, False), (256, True))
 )
+LARGE += tuple(
+    replace(case, counts=tuple(count + 300 for count in case.counts), queries=queries)
+    for case in LARGE
+    for queries in (2, 300)
+)
 
 
 def made(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
@@ -72,7 +90,8 @@ def made(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | N
     counts = torch.tensor(case.counts, dtype=torch.int32)
     starts = (counts + 3).cumsum(0, dtype=torch.int32) - counts - 3
     size = int(counts.sum()) + 3 * len(counts)
-    q = torch.randn(2, 1, 2 * case.heads, case.d).transpose(1, 2)[:, :: 2 if case.views else 1][:, : case.heads]
+    q = torch.randn(2, case.queries, 2 * case.heads, case.d).transpose(1, 2)
+    q = q[:, :: 2 if case.views else 1][:, : case.heads]
     keys, values, bias = (
         torch.full((size, case.d), torch.nan),
         torch.full((size, case.e), torch.nan),
@@ -92,19 +111,17 @@ def made(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | N
     return *halves, starts.to(DEVICE), counts.to(DEVICE), bias.to(DEVICE) if case.biased else None
 
 
-def seen_columns(case: Case, starts: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """What each row sees, the column of each key, and minus infinity at the places of keys that are not seen."""
+def seen_columns(case: Case, starts: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """What the queries of each row see, and the column of each key."""
     if not case.masked:
-        return None, None, None
+        return None, None
     length = 3 * max(case.counts)
-    visible = torch.rand(2, 2 * length)[:, ::2] < 0.6 if case.views else torch.rand(2, length) < 0.6
-    size = int(starts[-1]) + case.counts[-1] + 3
-    columns, hidden = torch.full((size,), -7, dtype=torch.int32), torch.zeros(size)
-    for segment, (start, count) in enumerate(zip(starts.tolist(), case.counts, strict=True)):
-        own = torch.randperm(length)[:count].sort().values if case.columns else torch.arange(count)
-        columns[start : start + count] = own
-        hidden[start : start + count][~visible[segment * 2 // len(starts), own]] = -torch.inf
-    return visible.to(DEVICE), columns.to(DEVICE) if case.columns else None, hidden.to(DEVICE)
+    rows = case.queries if case.each else 1
+    visible = torch.rand(2, rows, 2 * length)[..., ::2] < 0.6 if case.views else torch.rand(2, rows, length) < 0.6
+    columns = torch.full((int(starts[-1]) + case.counts[-1] + 3,), -7, dtype=torch.int32)
+    for start, count in zip(starts.tolist(), case.counts, strict=True):
+        columns[start : start + count] = torch.randperm(length)[:count].sort().values
+    return visible.to(DEVICE), columns.to(DEVICE) if case.columns else None
 
 
 def check(case: Case) -> None:
@@ -112,17 +129,20 @@ def check(case: Case) -> None:
     assert serves(q, keys, values)
     tiles = Tiles(16, case.span) if case.span else None
     sizes = {"longest": max(case.counts), "total": sum(case.counts)}
-    visible, columns, hidden = seen_columns(case, starts)
-    out = ragged_attention(
-        q, keys, values, starts, counts, scale=0.3, bias=bias, visible=visible, columns=columns, tiles=tiles, **sizes
-    )
-    if hidden is not None:
-        bias = hidden if bias is None else bias + hidden
+    visible, columns = seen_columns(case, starts)
+    if visible is not None:
+        # What no query of a row sees may be anything.
+        for segment, (start, count) in enumerate(zip(starts.tolist(), case.counts, strict=True)):
+            own = torch.arange(count) if columns is None else columns[start : start + count].long()
+            unseen = ~visible[segment * 2 // len(case.counts)].any(0)[own]
+            keys[start : start + count][unseen] = values[start : start + count][unseen] = torch.nan
+    settings = {"scale": 0.3, "visible": visible, "columns": columns}
+    out = ragged_attention(q, keys, values, starts, counts, bias=bias, tiles=tiles, **sizes, **settings)
     wide = [t.double() for t in (q, keys, values)]
-    expected = attend_by_segment(*wide, starts, counts, scale=0.3, bias=None if bias is None else bias.double())
+    expected = attend_by_segment(*wide, starts, counts, bias=None if bias is None else bias.double(), **settings)
     assert out.dtype == case.dtype
     assert float((out.double() - expected).norm() / expected.norm()) < BOUND[case.dtype]
-    empty = expected.abs().sum((2, 3)) == 0
+    empty = expected.abs().sum(3) == 0
     assert not out[empty].any()
 
 
@@ -150,13 +170,13 @@ def test_a_step_can_be_captured() -> None:
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("d", [32, 48, 64, 80, 128, 256])
 def test_tiles_fit_into_a_multiprocessor(d: int, itemsize: int) -> None:
-    for total in (1, 3000, 10**6, 10**8):
-        tiles = tiles_for(d, d, itemsize, total)
+    for total, rows in itertools.product((1, 3000, 10**6, 10**8), (1, 2, 17, 3000)):
+        tiles = tiles_for(d, d, itemsize, total, rows)
         padded = 1 << (d - 1).bit_length()
         assert tiles.keys >= 16
         assert tiles.span % tiles.keys == 0
-        # Keys and values of every stage, in the shared memory of an A100 or larger.
-        assert 2 * tiles.stages * tiles.keys * padded * itemsize <= 160 * 1024
+        # Queries, and keys and values of every stage, in the shared memory of an H100.
+        assert (2 * tiles.stages * tiles.keys + tiles.rows) * padded * itemsize <= 160 * 1024
 
 
 def test_other_numbers_are_left_to_pytorch() -> None:

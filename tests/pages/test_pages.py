@@ -15,10 +15,11 @@ import pytest
 from attnlab.pages import compare_page, element, run_page
 from attnlab.pages.compare import finding
 from attnlab.pages.html import data, join, page
+from attnlab.pages.judge import judge_page
 from attnlab.pages.maps import quantise
 from attnlab.pages.runs import MOST_POINTS, curves, grouped, read_run
 
-from .examples import NASTY, a_comparison, a_comparison_with_maps, write_run
+from .examples import NASTY, a_comparison, a_comparison_with_maps, a_judgement, write_run
 from .parsing import parse
 
 
@@ -307,3 +308,22 @@ def test_runs_that_differ_in_nested_seeds_are_one_line(tmp_path):
     assert 'data-name="eval-valid-lm"' not in page
     assert "eval-valid-loss" in page
     assert "eval-valid-error" in page
+
+
+def test_a_judgement_leads_with_the_policies_that_answered_everything_and_names_those_that_tie() -> None:
+    lead = "With 25.0 % of the keys and the question unseen, {} nearest to the full cache: "
+    rest = " over one task and length that the full cache can do, of 100 cases each; the intervals are in the table."
+    result = a_judgement()
+    assert lead.format("snapkv:window=16 stays") + "-0.20" + rest in judge_page(result)
+    rows = [row for row in result["rows"] if row["budget"] == 0.25 and row["task"] == "needle" and row["length"] == 512]
+    for row in rows:
+        row["unseen"]["over_full"]["value"] = -0.1
+    assert lead.format("h2o and snapkv:window=16 stay") + "-0.10" + rest in judge_page(result)
+    # Beside a budget of all keys the full cache is no policy.
+    whole = [{**row, "budget": 1.0} for row in result["rows"]]
+    assert "full cache stays" not in judge_page({**result, "rows": whole})
+    # A policy that refused a task is not compared on the others.
+    second = [{**row, "length": 700} for row in result["rows"] if row["task"] == "needle" and row["length"] == 512]
+    second = [{**row, "unseen": {"refused": "no"}} if row["policy"] == "h2o" else row for row in second]
+    page = judge_page({**result, "rows": [*result["rows"], *second]})
+    assert lead.format("snapkv:window=16 stays") + "-0.10 over 2 tasks and lengths" in page
