@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.adapters.contexts import record, swap
+from attnlab.adapters.model_files import check_ids
 from attnlab.adapters.protocol import adapter_of
 from attnlab.attention import AttentionCall, Mechanism, grouped, query_chunks, scores
 from attnlab.fields import check_int
@@ -52,6 +53,7 @@ def initialise_control(
         check_int(name, value, least=least)
     mechanisms = _converted(model)
     windows = _windows(texts, tokenizer, tokens, length)
+    check_ids(model, torch.cat(windows, 1))
     start = ControlStart()
     training = model.training
     model.eval()

@@ -79,6 +79,11 @@ def seen_by(mask: Any, *, shape: tuple[int, int, int], causal_module: bool, none
         raise ValueError(
             f"an attention mask of type {type(mask).__name__} cannot be read; use 'sdpa' or 'eager' attention"
         )
+    if mask.shape[-1] not in (1, n_k):
+        raise ValueError(
+            f"its mask is of {mask.shape[-1]} keys, and the text has {n_k}; a model that makes a mask of its cached "
+            "keys needs all of them"
+        )
     known = carried_by(mask)
     if known is not None:
         # Masks are made once for all layers; only the layer knows whether it is causal.

@@ -85,6 +85,8 @@ def read_prefill(model: nn.Module, ids: Int[Tensor, "b n"]) -> Prefill:
         # The body alone: nobody needs the logits of every token of a prompt.
         model.base_model(ids, past_key_values=cache, use_cache=True)  # type: ignore[operator]
     cached = [(layer.keys, layer.values) for layer in cache.layers]
+    if not cached:
+        raise ValueError(f"{type(model).__name__} keeps no cache of keys and values; take a model that does")
     unshared = f"{twice[0]} attends more than once" if twice else _other_than_calls(cached, calls)
     return Prefill(ids, calls, cached, unshared)
 
