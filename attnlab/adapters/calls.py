@@ -63,7 +63,7 @@ def make_call(
         mask,
         shape=(query.shape[0], query.shape[2], length),
         # Under a mask, the keys of another sequence have no order that a query stands in.
-        causal_module=causal if mask is None else place.kind != "cross" and (causal or place.kind == "decoder"),
+        causal_module=_is_causal(place, causal, mask, query.shape[2]),
         none_is_causal=own == "sdpa",
     )
     if isinstance(place, Conversion) and place.drop_bias:
@@ -85,6 +85,13 @@ def make_call(
         bias=seen.bias,
         scale=scaling,
     )
+
+
+def _is_causal(place: Site | Conversion, said: bool, mask: Any, n_q: int) -> bool:
+    """Whether a call is one of causal attention, where the module says whether it is; its mask has the last word."""
+    if mask is None and n_q > 1:
+        return said
+    return place.kind == "decoder" or (said and (mask is None or place.kind != "cross"))
 
 
 def _refuse_unsupported(module: nn.Module, place: Site | Conversion, kwargs: Mapping[str, Any]) -> None:

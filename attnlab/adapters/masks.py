@@ -71,9 +71,9 @@ def seen_by(mask: Any, *, shape: tuple[int, int, int], causal_module: bool, none
     """
     b, n_q, n_k = shape
     if mask is None:
-        if not (causal_module and none_is_causal):
-            return Seen()
         # One query with nothing masked is a decoding step: it stands after its whole cache.
+        if not causal_module or not (none_is_causal or n_q == 1):
+            return Seen()
         return Seen(causal=True, offset=n_k - 1 if n_q == 1 else 0)
     if not isinstance(mask, Tensor) or mask.dim() not in (2, 4):
         raise ValueError(

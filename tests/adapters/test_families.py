@@ -155,6 +155,19 @@ def test_a_converted_model_generates_alike_with_and_without_a_cache_or_is_refuse
         assert torch.equal(*tokens)
 
 
+@pytest.mark.parametrize("name", [name for name in (*DECODERS, *SEQ2SEQ, *MORE_SEQ2SEQ) if name not in NO_CALL])
+def test_a_decoding_step_stands_after_all_keys_of_its_text(name: str) -> None:
+    model = cached_build(name)
+    prompt = {key: t for key, t in inputs(model).items() if key != "decoder_input_ids"}
+    with al.record(model) as trace:
+        how = {"do_sample": False, "use_cache": True, "pad_token_id": zoo.PAD}
+        model.generate(**prompt, max_new_tokens=3, min_new_tokens=3, **how)
+    steps = [layer.call for layer in trace if layer.kind == "decoder"]
+    assert steps
+    for call in steps:
+        assert (call.causal, call.offset) == (True, call.k.shape[2] - 1)
+
+
 def test_a_causal_model_has_no_site_that_is_said_to_see_both_ways() -> None:
     kinds = {name: {site.kind for site in adapter_of(cached_build(name)).sites()} for name in FAMILIES}
     for families, expected in ((DECODERS, {"decoder"}), ({**SEQ2SEQ, **MORE_SEQ2SEQ}, {"encoder", "decoder", "cross"})):
