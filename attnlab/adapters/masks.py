@@ -69,7 +69,7 @@ def seen_by(mask: Any, *, shape: tuple[int, int, int], causal_module: bool, none
 
     ``none_is_causal``: in a causal module, no mask means causal to SDPA, and nothing hidden to eager attention.
     """
-    b, n_q, n_k = shape
+    _, n_q, n_k = shape
     if mask is None:
         # One query with nothing masked is a decoding step: it stands after its whole cache.
         if not causal_module or not (none_is_causal or n_q == 1):
@@ -79,11 +79,6 @@ def seen_by(mask: Any, *, shape: tuple[int, int, int], causal_module: bool, none
         raise ValueError(
             f"an attention mask of type {type(mask).__name__} cannot be read; use 'sdpa' or 'eager' attention"
         )
-    if mask.shape[-1] not in (1, n_k):
-        raise ValueError(
-            f"its mask is of {mask.shape[-1]} keys, and the text has {n_k}; a model that makes a mask of its cached "
-            "keys needs all of them"
-        )
     known = carried_by(mask)
     if known is not None:
         # Masks are made once for all layers; only the layer knows whether it is causal.
@@ -91,6 +86,17 @@ def seen_by(mask: Any, *, shape: tuple[int, int, int], causal_module: bool, none
     if mask.dim() == 2:
         keys = mask.bool()
         return Seen(None if keys.all() else keys, causal_module, n_k - n_q if causal_module else 0)
+    return _seen_by_4d(mask, shape=shape, causal_module=causal_module)
+
+
+def _seen_by_4d(mask: Tensor, *, shape: tuple[int, int, int], causal_module: bool) -> Seen:
+    """The structure of a boolean or additive mask that says nothing of its own."""
+    b, n_q, n_k = shape
+    if mask.shape[-1] not in (1, n_k):
+        raise ValueError(
+            f"its mask is of {mask.shape[-1]} keys, and the text has {n_k}; a model that makes a mask of its cached "
+            "keys needs all of them"
+        )
     mask, bias = (mask, None) if mask.dtype == torch.bool else visible_and_bias(mask)
     seen = recognise(mask.expand(b, -1, n_q, n_k), offset=n_k - n_q, causal_module=causal_module)
     return seen if bias is None else replace(seen, bias=bias.expand(-1, -1, n_q, n_k))
