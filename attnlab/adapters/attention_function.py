@@ -84,8 +84,7 @@ def _attend(
     kwargs: dict[str, Any],
 ) -> tuple[Tensor, Tensor | None]:
     """Attend as the contexts around a module, or its conversion, say; (output, W where it was asked for)."""
-    holders = [holder for holder in (opened, installed) if holder is not None]
-    inputs = [holder.inputs.pop(threading.get_ident(), {}) for holder in holders][-1] if holders else {}
+    inputs = _inputs_of_call(opened, installed)
     memory = inputs.get("memory")
     place = _place(module, opened, installed)
     call = make_call(
@@ -119,6 +118,18 @@ def _attend(
         _note(opened, call, mech, output)
     # The model continues from the noted tensor, so that its predictions have a gradient by a recorded output.
     return output.transpose(1, 2).contiguous(), weights
+
+
+def _inputs_of_call(opened: OpenSite | None, installed: Installed | None) -> dict[str, Any]:
+    """What the module was given in the forward pass under way; nothing where it has attended in that pass before."""
+    thread = threading.get_ident()
+    kept = [holder.inputs.pop(thread, None) for holder in (opened, installed) if holder is not None]
+    inputs = kept[-1] if kept else {}
+    if inputs is None and installed is not None and installed.has_own_cache:
+        from attnlab.adapters.memory_cache import refuse_second_call
+
+        refuse_second_call(installed.mechanism)
+    return inputs or {}
 
 
 def _attended(

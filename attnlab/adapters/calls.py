@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnlab.adapters.masks import Seen, seen_by, visible_and_bias
+from attnlab.adapters.masks import Seen, recognise, seen_by, visible_and_bias
+from attnlab.adapters.module_state import cache_layer
 from attnlab.adapters.protocol import CachedKeys, Conversion, Site
 from attnlab.attention import AttentionCall, repeat_groups
 
@@ -62,12 +63,12 @@ def make_call(
         mask,
         shape=(query.shape[0], query.shape[2], length),
         # Under a mask, the keys of another sequence have no order that a query stands in.
-        causal_module=causal and (mask is None or place.kind != "cross"),
+        causal_module=_is_causal(place, causal, mask, query.shape[2]),
         none_is_causal=own == "sdpa",
     )
     if isinstance(place, Conversion) and place.drop_bias:
         position_bias = None
-    seen = _with_position_bias(seen, place, query, position_bias)
+    seen = _with_position_bias(seen, place, query, position_bias, length)
     if memory is not None:
         seen = _of_new_keys(seen, past)
     elif cached_keys is not None:
@@ -86,6 +87,13 @@ def make_call(
     )
 
 
+def _is_causal(place: Site | Conversion, said: bool, mask: Any, n_q: int) -> bool:
+    """Whether a call is one of causal attention, where the module says whether it is; its mask has the last word."""
+    if mask is None and n_q > 1:
+        return said
+    return place.kind == "decoder" or (said and (mask is None or place.kind != "cross"))
+
+
 def _refuse_unsupported(module: nn.Module, place: Site | Conversion, kwargs: Mapping[str, Any]) -> None:
     for name, what in UNSUPPORTED.items():
         if kwargs.get(name) is not None:
@@ -93,14 +101,30 @@ def _refuse_unsupported(module: nn.Module, place: Site | Conversion, kwargs: Map
                 f"{type(module).__name__} uses {what} ({name}), which no attnlab mechanism can honour; "
                 "swap or record other layers, or another model"
             )
-    window = kwargs.get("sliding_window")
-    if window is None:
-        return
     if isinstance(place, Conversion) and "mask" in place.mechanism.cannot():
-        raise ValueError(
-            f"it sees only the last {window} tokens (sliding_window), which {place.mechanism!r} "
-            "cannot honour; make the model from a config with sliding_window=None, or convert other layers"
-        )
+        for name, what in _windows(module, kwargs).items():
+            raise ValueError(
+                f"it sees only {what} ({name}), which {place.mechanism!r} cannot honour; "
+                f"{'make the model from a config with sliding_window=None, or ' * (name == 'sliding_window')}"
+                "convert other layers"
+            )
+
+
+def _windows(module: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, str]:
+    """What limits a module to some of the tokens before, however short the text of this call: {its name: in words}."""
+    windows = {}
+    if kwargs.get("sliding_window") is not None:
+        windows["sliding_window"] = f"the last {kwargs['sliding_window']} tokens"
+    # Any: fields of a config differ from family to family.
+    config: Any = getattr(module, "config", None)
+    layer = cache_layer(module)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and layer is not None and layer < len(kinds) and kinds[layer] == "chunked_attention":
+        windows["attention_chunk_size"] = f"the tokens of its chunk of {config.attention_chunk_size}"
+    # GPT-Neo.
+    if getattr(module, "attention_type", None) == "local" and hasattr(config, "window_size"):
+        windows["window_size"] = f"the last {config.window_size} tokens"
+    return windows
 
 
 def _of_new_keys(seen: Seen, past: int) -> Seen:
@@ -116,18 +140,28 @@ def _x(x: Any, query: Tensor, n_k: int) -> Tensor | None:
     return (x if x.shape[1] <= n_k else x[:, x.shape[1] - n_k :]).to(query)
 
 
-def _with_position_bias(seen: Seen, place: Site | Conversion, query: Tensor, position_bias: Tensor | None) -> Seen:
+def _with_position_bias(
+    seen: Seen, place: Site | Conversion, query: Tensor, position_bias: Tensor | None, n_k: int
+) -> Seen:
     """The model's position bias added to that of the mask; what it hides is hidden."""
     # T5 gives its cross-attention a bias of zeros, which would only make mechanisms that take no bias refuse.
     if position_bias is not None and place.kind == "cross" and not position_bias.any():
         position_bias = None
-    mask = seen.mask
+    bias = seen.bias
     if position_bias is not None:
         visible, position_bias = visible_and_bias(position_bias)
         if not bool(visible.all()):
-            mask = visible if mask is None else mask & visible
-    parts = [t.to(query) for t in (position_bias, seen.bias) if t is not None]
-    return replace(seen, mask=mask, bias=sum(parts[1:], parts[0]) if parts else None)
+            seen = _with_hidden(seen, place, visible, query, n_k)
+    parts = [t.to(query) for t in (position_bias, bias) if t is not None]
+    return replace(seen, bias=sum(parts[1:], parts[0]) if parts else None)
+
+
+def _with_hidden(seen: Seen, place: Site | Conversion, visible: Tensor, query: Tensor, n_k: int) -> Seen:
+    """What is seen of what a bias shows: where all of the mask is in the bias (UMT5), with the mask's structure."""
+    if seen.causal or seen.key_visible is not None or seen.mask is not None:
+        return replace(seen, mask=visible if seen.mask is None else seen.mask & visible)
+    b, _, n_q, _ = query.shape
+    return recognise(visible.expand(b, -1, n_q, n_k), offset=n_k - n_q, causal_module=place.kind == "decoder")
 
 
 def _of_cached_keys(seen: Seen, cached: CachedKeys, query: Tensor, n_k: int) -> Seen:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from attnlab.adapters.masks import Seen, seen_by, version_of
 from attnlab.adapters.module_state import open_site
@@ -22,7 +22,7 @@ from attnlab.caches.kv_policy import KVPolicy
 from attnlab.caches.layers import KeysOfLayers, LayerPool
 from attnlab.shapes import Bool, Int
 
-__all__ = ["EvictingCache", "EvictingLayer", "whole_prompts"]
+__all__ = ["EvictingCache", "EvictingLayer", "refuse_states", "whole_prompts"]
 
 # What each row sees is stored in rows of a multiple of so many columns.
 COLUMNS = 256
@@ -83,7 +83,10 @@ class EvictingLayer(DynamicLayer):
     def cached_keys(self) -> CachedKeys:
         """The keys at hand in the call under way; an error if that call did not bring its own to this cache."""
         if not self.updated:
-            raise ValueError("inside evicting(model, policy) as cache, pass past_key_values=cache to the model")
+            raise ValueError(
+                "this call's keys did not come through the cache; inside evicting(model, policy) as cache, pass "
+                "past_key_values=cache to the model, which must attend once to what it caches"
+            )
         self.updated = False
         whole = None if self.stepped is None else self.kept.as_call()
         return CachedKeys(self.kept.length, self.kept.columns, self.kept.ragged, whole, self.kept.bias)
@@ -298,6 +301,22 @@ def whole_prompts(model: nn.Module, policy: KVPolicy) -> Iterator[None]:
         del model.__dict__["generate"]
         if before is not None:
             model.__dict__["generate"] = before
+
+
+def refuse_states(model: Any) -> None:
+    """Raise a ValueError if a layer of a model keeps something else of a text than keys and values."""
+    name = type(model).__name__
+    for number, layer in enumerate(DynamicCache(config=model.config).layers):
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+            raise ValueError(
+                f"layer {number} of {name} keeps more of a text than keys and values ({type(layer).__name__}), which "
+                "no cache policy holds; take a model that attends in every layer"
+            )
+    if getattr(model, "_is_stateful", False):
+        raise ValueError(
+            f"layers of {name} keep states beside keys and values, which no cache policy holds; take a model that "
+            "attends in every layer"
+        )
 
 
 def _refuse_tensor(value: Tensor | None) -> None:

@@ -16,8 +16,10 @@ from attnlab.adapters.attention_function import INTERFACE, registered_name
 from attnlab.adapters.evict import refuse_other_attention
 from attnlab.adapters.handed_on import hands_keys_on
 from attnlab.adapters.module_state import (
+    CACHES,
     Installed,
     add_frame,
+    argument_names,
     current_mechanism,
     evicts,
     forward_of,
@@ -103,11 +105,12 @@ class HuggingFaceModel(ModelAdapter):
     @contextmanager
     def evicting_cache(self, policy: KVPolicy) -> Iterator[Any]:
         """A ``past_key_values``; it must be passed to every call inside the context."""
-        from attnlab.adapters.evicting_cache import EvictingCache, whole_prompts
+        from attnlab.adapters.evicting_cache import EvictingCache, refuse_states, whole_prompts
 
         sites = self.sites()
         if any(site.kind == "cross" for site in sites) or not any(site.kind == "decoder" for site in sites):
             raise ValueError(f"{type(self.model).__name__} is no decoder-only model, and only those can evict keys")
+        refuse_states(self.model)
         decoder = [site for site in sites if site.kind == "decoder"]
         for site in decoder:
             refuse_other_attention(site.name, self.mechanism_at(site))
@@ -188,8 +191,12 @@ def _kind(name: str, module: nn.Module) -> Kind:
     own_name = ".".join(name.split(".")[-2:])
     if getattr(module, "is_cross_attention", False) or CROSS.search(own_name) or CROSS.search(type(module).__name__):
         return "cross"
-    # Families that are led through the interface have no is_causal, and say is_decoder.
-    causal = getattr(module, "is_causal" if family is None else "is_decoder", False)
+    # UMT5's decoder says that it is one, and that it is not causal: its mask makes it so.
+    said = [getattr(module, name, None) for name in ("is_causal", "is_decoder")]
+    causal = any(said)
+    if said == [None, None] and family is None:
+        # Of modules that say nothing (Doge), those that take a cache read a text from left to right.
+        causal = not set(CACHES).isdisjoint(argument_names(type(module).forward))
     return "decoder" if causal else "encoder"
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.adapters.contexts import record, swap
+from attnlab.adapters.model_files import check_ids
 from attnlab.adapters.protocol import adapter_of
 from attnlab.attention import AttentionCall, Mechanism, grouped, query_chunks, scores
 from attnlab.fields import check_int
@@ -52,6 +53,7 @@ def initialise_control(
         check_int(name, value, least=least)
     mechanisms = _converted(model)
     windows = _windows(texts, tokenizer, tokens, length)
+    check_ids(model, torch.cat(windows, 1))
     start = ControlStart()
     training = model.training
     model.eval()
@@ -86,7 +88,11 @@ class LearnedPart(NamedTuple):
         if isinstance(self.of_layer, PerGroup):
             runs = self.of_layer.runs(call.k.shape[1])
             call = next(call_of_run(call, run) for run in runs if run.part is self.mechanism)
-        assert call.x is not None
+        if call.x is None:
+            raise ValueError(
+                "what a layer's keys were made from is not known, as where it attends more than once in a forward "
+                f"pass, so {self.mechanism!r} has nothing to begin from; take a model whose layers attend once"
+            )
         x = call.x[0].float()
         if isinstance(self.mechanism, AbcSelect):
             received, enough = _received(self.mechanism, call)

@@ -20,7 +20,16 @@ from attnlab.attention import FAR, LEAST
 from attnlab.shapes import Bool, Float
 from attnlab.summaries import short_repr
 
-__all__ = ["Seen", "carried_by", "carrying_mask", "recognise", "seen_by", "version_of", "visible_and_bias"]
+__all__ = [
+    "Seen",
+    "carried_by",
+    "carrying_mask",
+    "narrowed",
+    "recognise",
+    "seen_by",
+    "version_of",
+    "visible_and_bias",
+]
 
 CARRIED = "_attnlab_seen"
 # In a mask of two levels, 0 and a low one; bfloat16 rounds -1e4, the highest that models write, to -9,984.
@@ -60,11 +69,11 @@ def seen_by(mask: Any, *, shape: tuple[int, int, int], causal_module: bool, none
 
     ``none_is_causal``: in a causal module, no mask means causal to SDPA, and nothing hidden to eager attention.
     """
-    b, n_q, n_k = shape
+    _, n_q, n_k = shape
     if mask is None:
-        if not (causal_module and none_is_causal):
-            return Seen()
         # One query with nothing masked is a decoding step: it stands after its whole cache.
+        if not causal_module or not (none_is_causal or n_q == 1):
+            return Seen()
         return Seen(causal=True, offset=n_k - 1 if n_q == 1 else 0)
     if not isinstance(mask, Tensor) or mask.dim() not in (2, 4):
         raise ValueError(
@@ -77,6 +86,17 @@ def seen_by(mask: Any, *, shape: tuple[int, int, int], causal_module: bool, none
     if mask.dim() == 2:
         keys = mask.bool()
         return Seen(None if keys.all() else keys, causal_module, n_k - n_q if causal_module else 0)
+    return _seen_by_4d(mask, shape=shape, causal_module=causal_module)
+
+
+def _seen_by_4d(mask: Tensor, *, shape: tuple[int, int, int], causal_module: bool) -> Seen:
+    """The structure of a boolean or additive mask that says nothing of its own."""
+    b, n_q, n_k = shape
+    if mask.shape[-1] not in (1, n_k):
+        raise ValueError(
+            f"its mask is of {mask.shape[-1]} keys, and the text has {n_k}; a model that makes a mask of its cached "
+            "keys needs all of them"
+        )
     mask, bias = (mask, None) if mask.dtype == torch.bool else visible_and_bias(mask)
     seen = recognise(mask.expand(b, -1, n_q, n_k), offset=n_k - n_q, causal_module=causal_module)
     return seen if bias is None else replace(seen, bias=bias.expand(-1, -1, n_q, n_k))
@@ -107,14 +127,32 @@ def carried_by(mask: Tensor) -> Seen | None:
     return carried if carried is not None and version == version_of(mask) else None
 
 
-def recognise(mask: Bool[Tensor, "b h q k"], *, offset: int, causal_module: bool = True) -> Seen:
+def narrowed(mask: Float[Tensor, "#b #h q k"], visible: Bool[Tensor, "#b #h q k"]) -> Float[Tensor, "#b #h q k"]:
+    """An additive mask that also hides what is not ``visible``, and carries the structure of both."""
+    both = mask.masked_fill(~visible, torch.finfo(mask.dtype).min)
+    known = carried_by(mask)
+    if known is not None:
+        if not (known.causal and bool((visible | ~_causal(visible, known.offset)).all())):
+            known = replace(known, mask=visible if known.mask is None else known.mask & visible)
+        setattr(both, CARRIED, (known, version_of(both)))
+    return both
+
+
+def recognise(
+    mask: Bool[Tensor, "b h q k"],
+    *,
+    offset: int,
+    causal_module: bool = True,
+    real_keys: Bool[Tensor, "b k"] | None = None,
+) -> Seen:
     """Padding, or padding and causality with this offset, where the mask is exactly that; the mask itself if not.
 
     In a causal module a mask that hides everything after the query (a sliding window, chunks, packed sequences) is
-    causal too, and stays as a mask beside that.
+    causal too, and stays as a mask beside that. Keys that no query sees are taken for padding, unless ``real_keys``
+    says which are: a window hides keys from all queries of a decoding step.
     """
     n_q, n_k = mask.shape[2:]
-    keys = mask.flatten(1, 2).any(1)
+    keys = mask.flatten(1, 2).any(1) if real_keys is None else real_keys
     key_visible = None if bool(keys.all()) else keys
     if torch.equal(mask, keys[:, None, None, :].expand_as(mask)):
         # A single query cannot tell the two apart: in a causal module it is a decoding step.
@@ -144,7 +182,9 @@ def _structure(mask: Tensor, arguments: dict[str, Any]) -> Seen:
         keys = _real_keys(arguments.get("attention_mask"), first_key, n_k)
         return Seen(keys, causal, offset if causal else 0)
     seen = mask if mask.dtype == torch.bool else mask == 0
-    return recognise(seen, offset=offset)
+    keys = _real_keys(arguments.get("attention_mask"), first_key, n_k)
+    real = torch.ones(1, n_k, dtype=torch.bool, device=seen.device) if keys is None else keys
+    return recognise(seen, offset=offset, real_keys=real.expand(seen.shape[0], -1))
 
 
 def _real_keys(padding: Tensor | None, first: int, n_k: int) -> Tensor | None:

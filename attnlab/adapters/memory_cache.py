@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from attnlab.attention import AttentionCall, Mechanism
 from attnlab.models.cache import BoundedMemoryStep
 from attnlab.trace import Kind
 
-__all__ = ["MemoryLayer", "cache_layers", "memory_layer"]
+__all__ = ["MemoryLayer", "cache_layers", "memory_layer", "refuse_second_call"]
 
 
 class MemoryLayer(CacheLayerMixin):
@@ -31,6 +31,8 @@ class MemoryLayer(CacheLayerMixin):
         self.mechanism = mechanism
         self.past: Any = None
         self.length = 0
+        # Whether new keys wait to be folded in.
+        self.waiting = False
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Start with an empty memory."""
@@ -43,6 +45,7 @@ class MemoryLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.length += key_states.shape[2]
+        self.waiting = True
         # Copies: an empty view would keep the keys of the whole prompt in memory.
         self.keys, self.values = key_states[:, :, :0].clone(), value_states[:, :, :0].clone()
         return key_states, value_states
@@ -50,6 +53,9 @@ class MemoryLayer(CacheLayerMixin):
     def answer(self, call: AttentionCall) -> tuple[Mechanism, AttentionCall, Tensor]:
         """Answer a call that holds only new keys: the mechanism that W can be asked of, the call and the output."""
         past = self.length - call.k.shape[2]
+        if call.k.shape[2] and not self.waiting:
+            refuse_second_call(self.mechanism)
+        self.waiting = False
         call, out = self.past.attend(self.mechanism, call, key_visible=call.key_visible)
         return (BoundedMemoryStep(self.mechanism, past) if past else self.mechanism), call, out
 
@@ -71,7 +77,7 @@ class MemoryLayer(CacheLayerMixin):
     def reset(self) -> None:
         """Forget everything."""
         self.past = self.keys = self.values = None
-        self.length, self.is_initialized = 0, False
+        self.length, self.is_initialized, self.waiting = 0, False, False
 
     def offload(self) -> None:
         """Nothing: the memory is small."""
@@ -100,6 +106,14 @@ class MemoryLayer(CacheLayerMixin):
             f"{self.mechanism!r} keeps a memory that tokens cannot be taken out of again, which this way of decoding "
             "(assisted or speculative) needs; use greedy, sampling or beam search"
         )
+
+
+def refuse_second_call(mechanism: Mechanism) -> NoReturn:
+    """Raise a ValueError: a module attended again to what its memory holds already."""
+    raise ValueError(
+        f"it attends more than once in a forward pass, and {mechanism!r} has one memory for a layer; convert a model "
+        "whose layers attend once, or use a mechanism that keeps every key"
+    )
 
 
 def memory_layer(cache: Any, index: int | None, installed: Installed, *, swapped: bool) -> MemoryLayer | None:

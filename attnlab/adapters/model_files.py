@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlab.errors import read_json_object
+from attnlab.errors import first_line, read_json_object
 from attnlab.sizes import check_bytes
 
 __all__ = [
     "check_config",
     "check_ids",
     "check_layer_count",
+    "check_reads_text",
     "check_weights",
     "files_of_index",
     "refuse_layers_without_place",
@@ -28,6 +30,10 @@ LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_lay
 # A number between dots in a tensor's name is that of its layer.
 LAYER_NUMBER = re.compile(r"(.*?)\.(\d+)\.")
 MOST_LAYERS_OF_ONE_TENSOR = 1000
+# Arguments of a forward pass that hold something else than text.
+OTHER_INPUTS = re.compile(
+    r"pixel_values\w*|input_(features|values)|flattened_patches|visual_\w+|bbox|action_embeds|\w*audio\w*"
+)
 
 
 def check_config(file: Path) -> Mapping[str, Any]:
@@ -112,7 +118,7 @@ def check_weights(name: str, model: Any) -> None:
 
 def check_ids(model: Any, ids: Tensor) -> None:
     """Raise if a token has no embedding: the tokenizer is that of another model."""
-    embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    embedding = _embedding_of_tokens(model)
     rows = getattr(embedding, "num_embeddings", None)
     if rows is None or ids.numel() == 0:
         return
@@ -122,6 +128,37 @@ def check_ids(model: Any, ids: Tensor) -> None:
             f"the tokenizer made the id {most if most >= rows else least}, but {type(model).__name__} has {rows} "
             "embeddings; is it the tokenizer of another model?"
         )
+
+
+def _embedding_of_tokens(model: Any) -> Any:
+    """The table of embeddings that a text's tokens have in a model; None where it names none."""
+    try:
+        return model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    except NotImplementedError:
+        # CLIP has one in its text tower, and none itself.
+        return None
+
+
+@torch.no_grad()
+def check_reads_text(model: Any) -> None:
+    """Raise if the model needs an image, sound or places beside a text; one that may take them reads two tokens."""
+    names = inspect.signature(model.forward).parameters
+    needed = {name for name, one in names.items() if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD}
+    others = [name for name in names if OTHER_INPUTS.fullmatch(name) or name in needed - {"input_ids"}]
+    if "input_ids" in names and not others:
+        return
+    device = next(model.parameters()).device
+    tokens = torch.tensor([[0, 1]], device=device)
+    batch = {name: tokens for name in ("input_ids", "decoder_input_ids") if name in names}
+    try:
+        if "input_ids" not in batch:
+            raise TypeError("it takes no input_ids")
+        model(**batch)
+    except Exception as error:
+        raise ValueError(
+            f"{type(model).__name__} does not read a text alone, but {(*others, *names)[0]} ({first_line(error)}); "
+            "give a model of text"
+        ) from None
 
 
 def _check_dtype(file: Path, name: str, value: Any) -> None:

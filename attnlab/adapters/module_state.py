@@ -22,10 +22,12 @@ from attnlab.models.open_contexts import OpenContexts
 from attnlab.summaries import short_repr
 
 __all__ = [
+    "CACHES",
     "Installed",
     "OpenSite",
     "add_frame",
     "argument_names",
+    "cache_layer",
     "current_mechanism",
     "evicts",
     "forward_of",
@@ -244,7 +246,7 @@ def _past_and_new_states(module: nn.Module, opened: OpenSite, cache: Any, x: Any
         return x
     from attnlab.adapters.states_cache import with_past_states
 
-    return with_past_states(x, cache, getattr(module, "layer_idx", None), opened.site.kind, opened.site.name)
+    return with_past_states(x, cache, cache_layer(module), opened.site.kind, opened.site.name)
 
 
 def _bounded_memory(module: nn.Module, installed: Installed, cache: Any, *, swapped: bool) -> Any:
@@ -253,4 +255,10 @@ def _bounded_memory(module: nn.Module, installed: Installed, cache: Any, *, swap
         return None
     from attnlab.adapters.memory_cache import memory_layer
 
-    return memory_layer(cache, getattr(module, "layer_idx", None), installed, swapped=swapped)
+    return memory_layer(cache, cache_layer(module), installed, swapped=swapped)
+
+
+def cache_layer(module: nn.Module) -> int | None:
+    """The number of the layer that a module has in a cache; None where it does not say."""
+    # GPT-Neo calls it layer_id.
+    return getattr(module, "layer_idx", getattr(module, "layer_id", None))

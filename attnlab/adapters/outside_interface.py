@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from attnlab.adapters.adopted import PREFIX
 from attnlab.adapters.attend import attend, own_attention
+from attnlab.adapters.masks import narrowed
 from attnlab.adapters.older_families import bart, bert
 from attnlab.trace import Kind
 
@@ -179,10 +180,7 @@ def _gpt_neo() -> dict[str, Callable[..., Any]]:
         n_q, n_k = query.shape[2], key.shape[2] if attention_mask is None else attention_mask.shape[-1]
         if self.attention_type == "local" or attention_mask is None:
             mask = self.bias[:, :, n_k - n_q : n_k, :n_k]
-            if attention_mask is not None:
-                attention_mask = attention_mask.masked_fill(~mask, torch.finfo(attention_mask.dtype).min)
-            else:
-                attention_mask = mask
+            attention_mask = mask if attention_mask is None else narrowed(attention_mask, mask)
         out, weights = attend(self, query, key, value, attention_mask, scaling=1.0, dropout=self.attn_dropout)
         return out.transpose(1, 2), weights
 

@@ -7,7 +7,7 @@ are noted here once, and handed to each policy's cache as if the model had just 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.adapters.evict import evicting
-from attnlab.adapters.module_state import open_site
+from attnlab.adapters.model_files import check_ids
+from attnlab.adapters.module_state import cache_layer, open_site
 from attnlab.adapters.protocol import Frame, Site, adapter_of
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.caches.kv_policy import KVPolicy
@@ -37,7 +38,9 @@ class Prefill:
 
     ids: Int[Tensor, "b n"]
     calls: dict[int, tuple[Site, AttentionCall]]
-    # Why the calls cannot be handed to a cache, where a module attends more than once.
+    # What the model caches of each layer: the keys and values of its call, unless it is unshared.
+    cached: KeysAndValues
+    # Why the calls cannot be handed to a cache: a module attends more than once, or caches something else than keys.
     unshared: str | None = None
 
     __repr__ = short_repr
@@ -53,30 +56,66 @@ class Prefill:
             return replace(call, **changes)
 
         calls = {layer: (site, some(call)) for layer, (site, call) in self.calls.items()}
-        return Prefill(self.ids[rows], calls, self.unshared)
+        return Prefill(self.ids[rows], calls, [(k[rows], v[rows]) for k, v in self.cached], self.unshared)
 
     def keys_and_values(self) -> KeysAndValues:
-        """The keys and values of every token: the full cache."""
-        return [(call.k, call.v) for _, (_, call) in sorted(self.calls.items())]
+        """What the model keeps of every token: the full cache."""
+        return self.cached
 
 
 @torch.no_grad()
 def read_prefill(model: nn.Module, ids: Int[Tensor, "b n"]) -> Prefill:
     """Read prompts without padding by a decoder of transformers, with its own attention."""
-    adapter = adapter_of(model)
+    from attnlab.adapters.evicting_cache import refuse_states
+
+    refuse_states(model)
+    check_ids(model, ids)
+    adapter, cache = adapter_of(model), _noting_cache()
     calls: dict[int, tuple[Site, AttentionCall]] = {}
     twice: list[str] = []
 
     def note(site: Site, call: AttentionCall, _mech: Mechanism, _output: Tensor) -> None:
-        layer = int(getattr(site.module, "layer_idx", site.layer))
+        number = cache_layer(site.module)
+        layer = site.layer if number is None else number
         if layer in calls:
             twice.append(site.name)
         calls[layer] = (site, replace(call, x=None))
 
     with adapter.attach(dict.fromkeys(adapter.sites(), Frame(note=note))):
         # The body alone: nobody needs the logits of every token of a prompt.
-        model.base_model(ids, use_cache=False)  # type: ignore[operator]
-    return Prefill(ids, calls, f"{twice[0]} attends more than once" if twice else None)
+        model.base_model(ids, past_key_values=cache, use_cache=True)  # type: ignore[operator]
+    cached = [(layer.keys, layer.values) for layer in cache.layers]
+    if not cached:
+        raise ValueError(f"{type(model).__name__} keeps no cache of keys and values; take a model that does")
+    unshared = f"{twice[0]} attends more than once" if twice else _other_than_calls(cached, calls)
+    return Prefill(ids, calls, cached, unshared)
+
+
+def _noting_cache() -> Any:
+    """A transformers cache that holds a prompt's keys and values as the model made them, not copies."""
+    from transformers.cache_utils import DynamicCache, DynamicLayer
+
+    class NotingCache(DynamicCache):
+        def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+            while len(self.layers) <= layer_idx:
+                self.layers.append(DynamicLayer())
+            layer: Any = self.layers[layer_idx]
+            layer.lazy_initialization(key_states, value_states)
+            layer.keys, layer.values = key_states, value_states
+            return key_states, value_states
+
+    return NotingCache()
+
+
+def _other_than_calls(cached: KeysAndValues, calls: Mapping[int, tuple[Site, AttentionCall]]) -> str | None:
+    """Why the layers' calls do not hold what the model caches; None where they do."""
+    if sorted(calls) != list(range(len(cached))):
+        return f"{len(calls)} layers attend, and {len(cached)} are cached"
+    for layer, (k, v) in enumerate(cached):
+        site, call = calls[layer]
+        if (k.shape, v.shape) != (call.k.shape, call.v.shape):
+            return f"{site.name} caches {tuple(k.shape)} in place of keys {tuple(call.k.shape)}"
+    return None
 
 
 @contextmanager

@@ -298,7 +298,8 @@ class _Watcher:
         if before is not None and offset:
             raise ValueError(
                 f"a call continues a text at token {offset}, but the last watched query is {reached - 1}: the cache "
-                "lost keys or was used outside of this context; watch one text at a time, without evicting its keys"
+                "lost keys or was used outside of this context, or the layer attends more than once in a pass; watch "
+                "one text at a time, without evicting its keys"
             )
         missing = {"recent": OTHER_TEXT, "distance": OTHER_TEXT} if site.kind == "cross" else {}
         names = list(self.masks) if self._has_sets(site) else []

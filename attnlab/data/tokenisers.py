@@ -79,7 +79,8 @@ class FastTokeniser:
 
     @property
     def vocab_size(self) -> int:
-        return self.tokenizer.get_vocab_size()
+        # Not how many there are: ids may leave some out.
+        return 1 + max(self.tokenizer.get_vocab().values(), default=-1)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         # The fast form leaves out character offsets, which are not used.

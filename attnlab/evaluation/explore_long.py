@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attnlab.adapters import LoadedModel, record
 from attnlab.adapters.load import max_length
-from attnlab.adapters.model_files import check_ids
+from attnlab.adapters.model_files import check_ids, check_reads_text
 from attnlab.adapters.protocol import adapter_of
 from attnlab.adapters.watch import watch
 from attnlab.adapters.watched import AttentionStatistics, LayerStatistics
@@ -193,6 +193,7 @@ def _read(loaded: LoadedModel, file: Path | str, most: int | None) -> tuple[Tens
     if most is None and len(tokens) > len(ids):
         notes.append(f"Only the first {len(ids):,} tokens of {Path(file).name} are read; --tokens sets how many.")
     batch = torch.tensor([ids], device=next(model.parameters()).device)
+    check_reads_text(model)
     check_ids(model, batch)
     return batch, tokens[: len(ids)], before[: len(ids)], notes
 

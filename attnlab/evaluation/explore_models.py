@@ -14,7 +14,7 @@ from torch import Tensor
 from attnlab.adapters import LoadedModel, record
 from attnlab.adapters.generate import target_ends
 from attnlab.adapters.load import max_length
-from attnlab.adapters.model_files import check_ids
+from attnlab.adapters.model_files import check_ids, check_reads_text
 from attnlab.data import TextFile
 from attnlab.data.readers import check_unicode
 from attnlab.evaluation.explore import Subject, explore
@@ -120,6 +120,7 @@ def _check_inputs(loaded: LoadedModel, ids: Tensor, target: str | None) -> None:
     check_unicode(target or "", what="the target")
     if ids.shape[1] == 0:
         raise ValueError("the tokenizer makes no token of this text")
+    check_reads_text(model)
     check_ids(model, ids)
     limit = max_length(model)
     if limit is not None and ids.shape[1] > limit:

@@ -27,9 +27,11 @@ from torch import Tensor
 
 from attnlab.adapters import LoadedModel, Plan, load_model, swap
 from attnlab.adapters.evict import evicting, refuse_prefill
+from attnlab.adapters.model_files import check_ids
 from attnlab.adapters.protocol import adapter_of
 from attnlab.attention import Mechanism
 from attnlab.caches.kv_policy import KVPolicy
+from attnlab.data.beginnings import tokens_around
 from attnlab.devices import to_device
 from attnlab.evaluation.answers import SubjectAnswers
 from attnlab.registry import mechanism as mechanism_of
@@ -76,6 +78,7 @@ class AttnlabLM(HFLM):
         # In half precision the sum of a window's log likelihoods would be rounded to a hundredth of a nat a token.
         kwargs.setdefault("softmax_dtype", "float32")
         super().__init__(pretrained, tokenizer=tokenizer, **kwargs)
+        self._ends_texts_with = tokens_around(self.tokenizer)[1]
         self.window = window or self.max_length
         self.stride = stride or self.window
         if not 1 <= self.stride <= self.window <= self.max_length:
@@ -90,12 +93,27 @@ class AttnlabLM(HFLM):
         # For each text whose loss was asked for: (log likelihood, tokens) of its windows.
         self.windows: list[list[tuple[float, int]]] = []
 
+    def tok_encode(self, string: str, *args: Any, **options: Any) -> list[int]:
+        """HFLM's tokens of a text that goes on: without those by which the tokenizer ends every text."""
+        ids = super().tok_encode(string, *args, **options)
+        end = self._ends_texts_with
+        return ids[: -len(end)] if end and ids[-len(end) :] == end else ids
+
+    def tok_batch_encode(self, strings: list[str], *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        """The same of several texts, padded on the left."""
+        ids, mask = super().tok_batch_encode(strings, *args, **options)
+        end = self._ends_texts_with
+        if end and all(row[-len(end) :] == end for row in ids.tolist()):
+            return ids[:, : -len(end)], mask[:, : -len(end)]
+        return ids, mask
+
     def attending(self) -> AbstractContextManager[Any]:
         """Inside, the model attends as it was asked to; a cache policy works call by call instead."""
         asked = self.plan if self.mechanism is None else self.mechanism
         return nullcontext() if asked is None else swap(self.model, asked)
 
     def _model_call(self, inps: Tensor, attn_mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+        check_ids(self.model, inps)
         if self.policy is not None:
             return self._logits_token_by_token(inps, self.policy)
         with self.attending():
@@ -111,6 +129,7 @@ class AttnlabLM(HFLM):
     def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **options: Any) -> Tensor:
         # A generation config's own limit would stand beside max_length, and transformers warns of the two.
         options.setdefault("max_new_tokens", max_length - context.shape[1])
+        check_ids(self.model, context)
         if self.policy is not None:
             with evicting(self.model, self.policy) as cache:
                 return super()._model_generate(context, None, stop, past_key_values=cache, **options)
@@ -146,7 +165,8 @@ class AttnlabLM(HFLM):
             pairs = [
                 utils.make_disjoint_window(pair)
                 for pair in utils.get_rolling_token_windows(
-                    token_list=self.tok_encode(text),
+                    # The first window begins after the prefix: a tokenizer's own would be scored as if it were text.
+                    token_list=self.tok_encode(text, add_special_tokens=False),
                     prefix_token=self.prefix_token_id,
                     max_seq_len=self.window,
                     context_len=self.window - self.stride + 1,

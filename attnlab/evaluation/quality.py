@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from attnlab.adapters.load import LoadedModel, check_length, max_length
-from attnlab.adapters.model_files import check_ids
+from attnlab.adapters.model_files import check_ids, check_reads_text
 from attnlab.data import IGNORED, TextFile
 from attnlab.data.beginnings import first_tokens, tokens_around
 from attnlab.data.readers import check_unicode
@@ -104,6 +104,7 @@ def cut_windows(
     )
     if not ids:
         raise ValueError("the text has no tokens for this model's tokenizer")
+    check_reads_text(loaded.model)
     check_ids(loaded.model, torch.tensor(ids))
     rows = [before + ids[i : i + room] + after for i in range(0, len(ids), room)]
     # The model never reads what padding holds, so a tokenizer without a padding token needs none.

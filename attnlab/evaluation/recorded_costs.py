@@ -125,12 +125,19 @@ class _Window:
     after_layer: Callable[[], None]
     backward: bool = False
     calls: dict[Site, tuple[AttentionCall, Tensor]] = field(default_factory=dict)
+    noted: set[Site] = field(default_factory=set)
 
     def note(self, site: Site, call: AttentionCall, _mech: Mechanism, output: Tensor) -> None:
         # All parameters are frozen, so that the graph begins at the first layer's output.
         if not output.requires_grad:
             output.requires_grad_()
         if not self.backward:
+            if site in self.noted:
+                raise ValueError(
+                    f"{site.name} attends more than once in a forward pass, and the cost of a mechanism in one call "
+                    "alone is not known; take a model whose layers attend once"
+                )
+            self.noted.add(site)
             output.register_hook(lambda slope: self._arrived(site, slope))
         if self.backward or site not in self.run_again:
             self.calls[site] = detached(call), output.detach()

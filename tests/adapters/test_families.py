@@ -14,6 +14,7 @@ from torch import Tensor
 
 import attnlab as al
 from attnlab.adapters import adapter_of
+from attnlab.adapters.prefill import cache_of, last_logits, read_prefill
 from tests.adapters import zoo
 from tests.adapters.zoo import FAMILIES, MORE_DECODERS, MORE_SEQ2SEQ, SEQ2SEQ, build, inputs, padding, real_logits
 from tests.tolerance import assert_close
@@ -22,7 +23,14 @@ from tests.tolerance import assert_close
 ALL_KEYS = 64
 # What a family refuses, and a word of its reason; everything else must be right.
 NO_CALL = {"gemma2": "soft-capped scores", "gpt_oss": "attention sinks"}
-NO_EVICTION = NO_CALL | {"deepseek_v3": "latent attention"}
+NO_EVICTION = NO_CALL | {
+    "deepseek_v3": "latent attention",
+    "diffllama": "attend once to what it caches",
+    "doge": "a token sees later tokens",
+    "lfm2": "keeps more of a text than keys and values",
+}
+# Decoders that transformers gives no mask under SDPA, and that do not say that they are causal: they see later tokens.
+UNMASKED = {"umt5"}
 DECODERS = {**zoo.DECODERS, **MORE_DECODERS}
 NO_WINDOW = NO_CALL | dict.fromkeys((*SEQ2SEQ, *MORE_SEQ2SEQ), "no place among the keys of another sequence")
 
@@ -67,7 +75,7 @@ def test_recorded_weights_times_values_are_the_output(name: str) -> None:
             assert_close(real_logits(model, texts), expected)
         assert len(trace) == len(adapter_of(model).sites())
         for layer in trace:
-            assert layer.call.causal == (layer.kind == "decoder")
+            assert layer.call.causal == (layer.kind == "decoder" and name not in UNMASKED)
             mixed = (layer.weights() @ layer.values.repeat_interleave(layer.call.groups, 1)).transpose(1, 2)
             # A padded query sees nothing here, and anything in transformers.
             rows = torch.ones(mixed.shape[:2], dtype=torch.bool)
@@ -108,6 +116,63 @@ def test_a_small_budget_is_kept_to(name: str) -> None:
     layer = trace[-1]
     assert layer.call.k.shape[2] == 5
     assert_close(layer.weights() @ layer.values.repeat_interleave(layer.call.groups, 1), layer.output)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_the_full_cache_of_a_reading_continues_as_the_model_does(name: str) -> None:
+    """Also where the model caches latents, or runs its layers several times."""
+    model = cached_build(name)
+    ids = inputs(model)["input_ids"]
+    with torch.no_grad():
+        own = model(ids[:, :8], use_cache=True).past_key_values
+        expected = model(ids[:, 8:], past_key_values=own, use_cache=True).logits
+    with refused((NO_CALL | {"lfm2": NO_EVICTION["lfm2"]}).get(name)):
+        read = read_prefill(model, ids[:, :8])
+        assert_close(last_logits(model, ids[:, 8:], cache_of([read.keys_and_values()]), count=3), expected)
+        rows = read.rows(slice(1, 3)).keys_and_values()
+        assert_close(last_logits(model, ids[1:, 8:], cache_of([rows]), count=3), expected[1:])
+
+
+# What is refused when the model is converted, not at the first text that is longer, or when it generates.
+NO_SLOTS = NO_CALL | {
+    **dict.fromkeys(("mistral", "gemma3", "phi3", "cohere2", "modernbert_decoder"), "sees only the last"),
+    "llama4": "the tokens of its chunk of 4",
+    "gpt_neo": "sees only the last 4 tokens",
+    **dict.fromkeys(("diffllama", "hrm_text"), "attends more than once in a forward pass"),
+    **dict.fromkeys(("falcon_alibi", "bloom", "mpt", "doge"), r"cannot take this call \(bias\)"),
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_converted_model_generates_alike_with_and_without_a_cache_or_is_refused_at_once(name: str) -> None:
+    model = build(name)
+    with refused(NO_SLOTS.get(name)):
+        al.convert(model, "abc-hybrid:slots=3,window=2,sinks=1,block=1")
+    how = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "pad_token_id": zoo.PAD}
+    if al.is_converted(model):
+        prompt = inputs(model, padding("left"))
+        tokens = [model.generate(**prompt, **how, use_cache=cached) for cached in (True, False)]
+        assert torch.equal(*tokens)
+
+
+@pytest.mark.parametrize("name", [name for name in (*DECODERS, *SEQ2SEQ, *MORE_SEQ2SEQ) if name not in NO_CALL])
+def test_a_decoding_step_stands_after_all_keys_of_its_text(name: str) -> None:
+    model = cached_build(name)
+    prompt = {key: t for key, t in inputs(model).items() if key != "decoder_input_ids"}
+    with al.record(model) as trace:
+        how = {"do_sample": False, "use_cache": True, "pad_token_id": zoo.PAD}
+        model.generate(**prompt, max_new_tokens=3, min_new_tokens=3, **how)
+    steps = [layer.call for layer in trace if layer.kind == "decoder"]
+    assert steps
+    for call in steps:
+        assert (call.causal, call.offset) == (True, call.k.shape[2] - 1)
+
+
+def test_a_causal_model_has_no_site_that_is_said_to_see_both_ways() -> None:
+    kinds = {name: {site.kind for site in adapter_of(cached_build(name)).sites()} for name in FAMILIES}
+    for families, expected in ((DECODERS, {"decoder"}), ({**SEQ2SEQ, **MORE_SEQ2SEQ}, {"encoder", "decoder", "cross"})):
+        assert {name: kinds.pop(name) for name in families} == dict.fromkeys(families, expected)
+    assert set(map(frozenset, kinds.values())) == {frozenset({"encoder"})}
 
 
 def contexts(model: tf.PreTrainedModel) -> dict[str, Callable[[], Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers as tf
 
 from attnlab.adapters import record, swap
 from attnlab.adapters.masks import carrying_mask, recognise, seen_by, visible_and_bias
@@ -278,3 +279,24 @@ def test_half_precision_masks_hide_what_they_hide_in_float32() -> None:
     assert visible_and_bias(far)[0].tolist() == [[[[True, True, False], [True, True, False]]]]
     with pytest.raises(ValueError, match=r"got torch.int64.*\.bool\(\)"):
         visible_and_bias(torch.ones(1, 1, 2, 2, dtype=torch.long))
+
+
+@pytest.mark.parametrize("name", [*sorted(SLIDING & DECODERS.keys()), "gpt_neo", "llama4", "gpt2"])
+def test_what_a_window_hides_in_a_decoding_step_is_no_padding(name: str) -> None:
+    """Also where the cache holds every key, as ``DynamicCache()`` does."""
+    model, mask = build(name), padding("left")
+    ids, positions = inputs(model)["input_ids"], (mask.cumsum(1) - 1).clamp(min=0)
+    past = tf.DynamicCache()
+    with torch.no_grad(), record(model) as trace:
+        model(ids[:, :10], attention_mask=mask[:, :10], position_ids=positions[:, :10], past_key_values=past)
+        model(ids[:, 10:], attention_mask=mask, position_ids=positions[:, 10:], past_key_values=past)
+    whole = traced(model, {"input_ids": ids, "attention_mask": mask, "position_ids": positions})
+    for step, at_once in zip(trace, whole, strict=True):
+        assert torch.equal(step.call.key_visible, mask.bool())
+        assert step.call.causal
+        assert_close(step.weights(), at_once.weights()[:, :, 10:])
+
+
+def test_a_mask_of_too_few_keys_is_refused() -> None:
+    with pytest.raises(ValueError, match="its mask is of 5 keys, and the text has 7"):
+        seen_by(torch.zeros(2, 1, 3, 5), shape=(2, 3, 7), causal_module=True, none_is_causal=True)

@@ -138,7 +138,7 @@ def padded_rows(places: Tensor, added: int) -> Tensor:
     return torch.where(places < 0, places, places - added)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "gemma3", "llama4", "bart", "t5"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "gemma3", "llama4", "gpt_neo", "bart", "t5"])
 def test_steps_of_generation_are_the_rows_of_one_pass(name: str) -> None:
     model = build(name)
     prompt = inputs(model, padding("left"))

@@ -148,6 +148,11 @@ MORE_DECODERS = {
     "gpt_neox_japanese": lambda: tf.GPTNeoXJapaneseForCausalLM(tf.GPTNeoXJapaneseConfig(**LLAMA)),
     "bloom": lambda: tf.BloomForCausalLM(tf.BloomConfig(hidden_size=24, n_layer=3, n_head=4, **SPECIAL)),
     "mpt": lambda: tf.MptForCausalLM(tf.MptConfig(d_model=24, n_heads=4, n_layers=3, max_seq_len=64, **SPECIAL)),
+    # A mask of values that it makes itself; its modules do not say that they are causal.
+    "doge": lambda: tf.DogeForCausalLM(tf.DogeConfig(**GROUPED)),
+    # Two calls in each layer, whose difference counts.
+    "diffllama": lambda: tf.DiffLlamaForCausalLM(tf.DiffLlamaConfig(**GROUPED)),
+    "lfm2": lambda: tf.Lfm2ForCausalLM(tf.Lfm2Config(layer_types=["conv", "full_attention", "conv"], **GROUPED)),
     "xglm": lambda: tf.XGLMForCausalLM(
         tf.XGLMConfig(d_model=24, num_layers=3, attention_heads=4, ffn_dim=37, max_position_embeddings=64, **SPECIAL)
     ),

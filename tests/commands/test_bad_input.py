@@ -23,6 +23,7 @@ import attnlab
 from attnlab import registry
 from attnlab.cli import main, run_reporting
 from attnlab.data import readers
+from tests.adapters.architectures import build
 from tests.commands.bad_input import CASES, DEEP, GOOD, Case, edit, fewer_layers, good_call, ids_beyond, with_value
 
 # Every so many cases one is part of the fast tests.
@@ -181,6 +182,36 @@ def test_what_is_said_of_a_model(
     code, err = outcome(["explore", str(folder), "a b", "-o", str(tmp_path / "p.html")], capsys)
     assert code == 2
     assert message in err
+
+
+@pytest.mark.parametrize("command", ["compare", "evaluate", "judge", "audit", "convert"])
+def test_ids_beyond_the_embeddings_are_one_line_of_every_command(
+    command: str, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(files / "llama", tmp_path / "damaged"))
+    ids_beyond(folder)
+    words = good_call(command, files, tmp_path / "own")
+    # A mechanism that begins from the texts.
+    other = {str(files / "llama"): str(folder), "window:r=4": "abc-select:slots=2,window=2,sinks=1,block=1"}
+    code, err = outcome([other.get(word, word) for word in words], capsys)
+    assert code == 2
+    assert "the tokenizer made the id 99999, but LlamaForCausalLM has" in err
+
+
+@pytest.mark.parametrize("command", ["explore", "compare", "audit"])
+@pytest.mark.parametrize("kind", ["clip", "whisper"])
+def test_a_model_of_more_than_text_is_one_line(
+    kind: str, command: str, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    build(kind).save_pretrained(tmp_path / "model")
+    for file in (files / "llama").glob("tokenizer*"):
+        shutil.copy(file, tmp_path / "model")
+    words = good_call(command, files, tmp_path / "own")
+    code, err = outcome([str(tmp_path / "model") if word == str(files / "llama") else word for word in words], capsys)
+    assert code == 2
+    assert "does not read a text alone, but" in err.splitlines()[-1]
+    assert not list((tmp_path / "own").iterdir())
 
 
 def test_a_run_folder_stands_for_its_model(files: Path, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from attnlab.data import (
     FastTokeniser,
@@ -17,6 +19,7 @@ from attnlab.data import (
     train_wordpiece,
     train_words,
 )
+from attnlab.data.store import write_store
 
 LINES = [line for line in bundled_text().split("\n") if line]
 TRAINERS = {
@@ -176,3 +179,12 @@ def test_saved_words_with_hyphens_come_back(tmp_path):
     t = WordTokeniser(words=("well-known",), pattern=r"\w+(?:-\w+)*|[^\w\s]")
     t.save(tmp_path)
     assert load_tokeniser(tmp_path).encode_batch(["Well-known!"]) == [[4, 1]]
+
+
+def test_ids_may_leave_numbers_out(tmp_path: Path) -> None:
+    """The largest id counts, not how many there are: 70,000 does not fit into two bytes."""
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "one": 1, "two": 70_000}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    gapped = as_tokeniser(words)
+    assert gapped.vocab_size == 70_001
+    assert write_store(tmp_path / "store", ["one two three"], gapped).tokens.tolist() == [1, 70_000, 0]

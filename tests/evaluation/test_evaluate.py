@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -75,6 +76,34 @@ def test_lambada_is_that_of_lm_evals_own_model(folder, settings):
     answers = own.loglikelihood(asked, disable_tqdm=True)
     assert scores["acc"] == sum(right for _, right in answers) / 6
     assert scores["perplexity"] == pytest.approx(math.exp(-sum(value for value, _ in answers) / 6), rel=1e-6)
+
+
+def adding(folder, to, single):
+    """The folder with a tokenizer that puts special tokens around every text."""
+    from tokenizers.processors import TemplateProcessing
+
+    shutil.copytree(folder, to)
+    tokenizer = al.load_model(folder).tokenizer
+    specials = [("[BOS]", 1), ("[EOS]", 2)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=single, special_tokens=specials)
+    tokenizer.save_pretrained(to)
+    assert ([1] if "BOS" in single else []) == al.load_model(to).tokenizer("a").input_ids[:1][: single.count("BOS")]
+    return to
+
+
+def measured(folder, settings):
+    tasks = evaluate(folder, config=config_of(settings))["rows"][0]["tasks"]
+    answers = [case["text"] for case in tasks["needle 500"]["cases"]]
+    return tasks["loss"]["weights"], tasks["loss"]["loss"], tasks["lambada"]["perplexity"], answers
+
+
+def test_what_a_tokenizer_puts_around_a_text_is_no_part_of_it(folder, settings, tmp_path):
+    """What comes before is not scored, and what comes after is not read where the text goes on."""
+    plain = measured(folder, settings)
+    assert measured(adding(folder, tmp_path / "ended", "$A [EOS]"), settings) == plain
+    begun = measured(adding(folder, tmp_path / "begun", "[BOS] $A"), settings)
+    assert begun[:2] == plain[:2]
+    assert measured(adding(folder, tmp_path / "both", "[BOS] $A [EOS]"), settings) == begun
 
 
 def test_generated_text_is_that_of_the_model(folder, settings):

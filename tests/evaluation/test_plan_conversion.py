@@ -231,3 +231,9 @@ def test_what_is_refused(llama: Any, texts: list[str]) -> None:
         planned(build("t5"), texts)
     with pytest.raises(ValueError, match="converted already"):
         planned(al.convert(llama, WINDOW), texts)
+
+
+@pytest.mark.parametrize("name", ["diffllama", "hrm_text"])
+def test_layers_that_attend_several_times_in_a_pass_are_refused(name: str, texts: list[str]) -> None:
+    with pytest.raises(ValueError, match="attends more than once in a forward pass"):
+        planned(build(name), texts)
