@@ -22,6 +22,7 @@ from attnlab.adapters.distillation import STAGES, Distillation, HeldOut, Predict
 from attnlab.adapters.distillation.distill import KL, half_precision
 from attnlab.adapters.initialise import initialise_control, learned_parts
 from attnlab.adapters.load import max_length
+from attnlab.adapters.model_files import check_ids
 from attnlab.adapters.protocol import adapter_of
 from attnlab.data.beginnings import tokens_around
 from attnlab.data.text_folders import text_files, token_stream
@@ -256,6 +257,8 @@ def _split(
 ) -> tuple[np.ndarray, list[dict[str, Tensor]]]:
     """The tokens to learn from, and batches of windows of the last ones, which are held out."""
     first = tokens_around(loaded.tokenizer)[0]
+    # The one that ends texts, too, which no text holds.
+    check_ids(loaded.model, torch.tensor([*first, int(tokens.max(initial=0))]))
     width = config.longest - len(first)
     cut = len(tokens) - max(int(HELD_OUT * len(tokens)), LEAST_WINDOWS * width)
     if cut < max(config.longest, len(tokens) // 2):

@@ -17,6 +17,7 @@ from attnlab.adapters import LoadedModel
 from attnlab.adapters.cache_bytes import cache_bytes
 from attnlab.adapters.generate import sample_rows
 from attnlab.adapters.load import max_length
+from attnlab.adapters.model_files import check_ids
 from attnlab.data.beginnings import tokens_around
 from attnlab.data.readers import texts
 from attnlab.data.text_folders import text_files
@@ -97,6 +98,7 @@ def write_own_text(loaded: LoadedModel, out: Path, settings: OwnText, *, model: 
     device = next(loaded.model.parameters()).device
     rows = max(1, settings.batch // settings.length)
     first = _first_rows(loaded.tokenizer, settings)
+    check_ids(loaded.model, torch.tensor(first))
     # As JSON has them, to be compared with those of the folder.
     asked = {"model": model, "dtype": str(next(loaded.model.parameters()).dtype), **asdict(settings)}
     asked |= {"temperatures": list(settings.temperatures), "begin": list(settings.begin)}

@@ -166,6 +166,7 @@ def model_cases() -> Iterator[Case]:
     for name, damage in WEIGHTS.items():
         yield _model(f"weights {name}", damage, refused=True)
     yield _model("tokenizer beyond the vocabulary", ids_beyond, refused=True)
+    yield _model("end of texts beyond the vocabulary", end_beyond)
     yield _model("config.json is a folder", lambda f: replace_by_folder(f / "config.json"), refused=True)
     yield _model("model.safetensors is a folder", lambda f: replace_by_folder(f / "model.safetensors"), refused=True)
 
@@ -206,6 +207,15 @@ def fewer_layers(folder: Path) -> None:
 def ids_beyond(folder: Path) -> None:
     saved = json.loads((folder / "tokenizer.json").read_text())
     saved["model"]["vocab"]["b"] = 99_999
+    (folder / "tokenizer.json").write_text(json.dumps(saved))
+
+
+def end_beyond(folder: Path) -> None:
+    """The token that ends texts, which no text holds."""
+    saved = json.loads((folder / "tokenizer.json").read_text())
+    saved["model"]["vocab"]["[EOS]"] = 99_999
+    for token in saved["added_tokens"]:
+        token["id"] = 99_999 if token["content"] == "[EOS]" else token["id"]
     (folder / "tokenizer.json").write_text(json.dumps(saved))
 
 

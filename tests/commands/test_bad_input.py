@@ -24,7 +24,18 @@ from attnlab import registry
 from attnlab.cli import main, run_reporting
 from attnlab.data import readers
 from tests.adapters.architectures import build
-from tests.commands.bad_input import CASES, DEEP, GOOD, Case, edit, fewer_layers, good_call, ids_beyond, with_value
+from tests.commands.bad_input import (
+    CASES,
+    DEEP,
+    GOOD,
+    Case,
+    edit,
+    end_beyond,
+    fewer_layers,
+    good_call,
+    ids_beyond,
+    with_value,
+)
 
 # Every so many cases one is part of the fast tests.
 STRIDE, FIRST = 38, 3
@@ -184,18 +195,30 @@ def test_what_is_said_of_a_model(
     assert message in err
 
 
-@pytest.mark.parametrize("command", ["compare", "evaluate", "judge", "audit", "convert"])
+@pytest.mark.parametrize(
+    ("command", "damage"),
+    [
+        *((command, ids_beyond) for command in ("compare", "evaluate", "judge", "audit", "convert")),
+        ("convert", end_beyond),
+        ("sample", end_beyond),
+    ],
+)
 def test_ids_beyond_the_embeddings_are_one_line_of_every_command(
-    command: str, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str,
+    damage: Callable[[Path], None],
+    files: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = Path(shutil.copytree(files / "llama", tmp_path / "damaged"))
-    ids_beyond(folder)
+    damage(folder)
     words = good_call(command, files, tmp_path / "own")
     # A mechanism that begins from the texts.
     other = {str(files / "llama"): str(folder), "window:r=4": "abc-select:slots=2,window=2,sinks=1,block=1"}
     code, err = outcome([other.get(word, word) for word in words], capsys)
     assert code == 2
     assert "the tokenizer made the id 99999, but LlamaForCausalLM has" in err
+    assert not any((tmp_path / "own").iterdir()), "something was half written"
 
 
 @pytest.mark.parametrize("command", ["explore", "compare", "audit"])
