@@ -103,10 +103,12 @@ def _lead(rows: Sequence[Row]) -> str:
     if not sums:
         return f"At no length and task with a question does the full cache find half of the answers: {CANNOT_EITHER}."
     best = max(sums, key=lambda policy: sum(sums[policy]) / len(sums[policy]))
-    mean = sum(sums[best]) / len(sums[best])
+    count = len(sums[best])
+    mean = sum(sums[best]) / count
+    rows_of_it = "in the one row" if count == 1 else f"the mean of {count} rows"
     return (
-        f"With {percent(smallest)} of the keys and the question unseen, {best} stays nearest to the full cache: "
-        f"{mean:+.2f} over {len(sums[best])} tasks and lengths that the full cache can do."
+        f"With {percent(smallest)} of the keys and the question unseen, {best} stays nearest to the full cache: its "
+        f"score is {mean:+.2f} beside the full cache's, {rows_of_it} where that finds at least half of the answers."
     )
 
 
