@@ -117,7 +117,10 @@ def _load_transformers(name: str, *, trust_remote_code: bool, dtype: torch.dtype
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     except Exception as error:
-        raise refusal(error, f"{name}: no usable model config ({first_line(error)})") from None
+        # What is looked for on the hub may be the misspelt name of a folder.
+        folder = "" if Path(name).exists() else "no such folder here, and "
+        where = " on the hub" if folder else ""
+        raise refusal(error, f"{name}: {folder}no usable model config{where} ({first_line(error)})") from None
     cls, task = _class_and_task(config)
     section = getattr(config, CONTAINER, None)
     try:
