@@ -145,10 +145,12 @@ def write_store(
 
 
 def load_store(folder: Path | str) -> TokenStore:
-    """Map the arrays that ``write_store`` wrote; sizes that differ from those in meta.json are an error."""
+    """Map the arrays that ``write_store`` wrote; another layout, or other sizes than those in meta.json, is an error."""
     folder = Path(folder)
     try:
         meta = json.loads((folder / "meta.json").read_text())
+        if meta["layout"] != LAYOUT:
+            raise ValueError(f"meta.json says layout {meta['layout']}, and this attnlab reads layout {LAYOUT}")
         store = _mapped(folder, meta)
         sizes, expected = (len(store.tokens), len(store)), (meta["tokens"], meta["documents"])
         if not isinstance(meta["malformed"]["count"], int) or not isinstance(meta["malformed"]["lines"], list):

@@ -110,6 +110,17 @@ def test_an_existing_store_is_not_overwritten(tmp_path):
     assert load_store(tmp_path / "s")[0].tolist() == [4, 5]
 
 
+def test_a_store_of_another_layout_is_not_read(tmp_path):
+    write_store(tmp_path / "store", ["to be"], WORDS)
+    file = tmp_path / "store" / "meta.json"
+    file.write_text(file.read_text().replace('"layout": 2', '"layout": 99'))
+    with pytest.raises(
+        ValueError, match=r"no token store \(meta\.json says layout 99, and this attnlab reads layout 2\)"
+    ):
+        load_store(tmp_path / "store")
+    assert not store_module.undamaged(tmp_path / "store")
+
+
 def test_a_damaged_store_is_recognised(tmp_path):
     write_store(tmp_path / "s", ["to be", "or not"], WORDS)
     np.save(tmp_path / "s" / "tokens.npy", np.array([4, 5], np.uint16))
