@@ -115,10 +115,13 @@ def test_a_store_of_another_layout_is_not_read(tmp_path):
     file = tmp_path / "store" / "meta.json"
     file.write_text(file.read_text().replace('"layout": 2', '"layout": 99'))
     with pytest.raises(
-        ValueError, match=r"no token store \(meta\.json says layout 99, and this attnlab reads layout 2\)"
+        ValueError, match=r"no token store \(meta\.json says layout 99, and this attnlab reads layouts 1 and 2\)"
     ):
         load_store(tmp_path / "store")
     assert not store_module.undamaged(tmp_path / "store")
+    # The first one is read still.
+    file.write_text(file.read_text().replace('"layout": 99', '"layout": 1'))
+    assert load_store(tmp_path / "store")[0].tolist() == [4, 5]
 
 
 def test_a_damaged_store_is_recognised(tmp_path):
