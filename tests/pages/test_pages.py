@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from attnlab.pages.html import data, join, page
 from attnlab.pages.maps import quantise
 from attnlab.pages.runs import MOST_POINTS, curves, grouped, read_run
 
+from .every_page import PAGES, write_page
 from .examples import NASTY, a_comparison, a_comparison_with_maps, write_run
 from .parsing import parse
 
@@ -307,3 +309,11 @@ def test_runs_that_differ_in_nested_seeds_are_one_line(tmp_path):
     assert 'data-name="eval-valid-lm"' not in page
     assert "eval-valid-loss" in page
     assert "eval-valid-error" in page
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if not name.startswith("explore") and name != "notebook"])
+def test_regions_of_a_page_have_names_of_their_own(name: str, tmp_path: Path) -> None:
+    """Who cannot see the page goes from region to region by their names."""
+    content = write_page(name, tmp_path).read_text()
+    names = re.findall(r'role="region" aria-label="([^"]*)"', content)
+    assert sorted(set(names)) == sorted(names)
