@@ -59,8 +59,8 @@ def _check_training(names: dict[str, Any]) -> None:
 
 def _check_readme(names: dict[str, Any]) -> None:
     # The head of the picture: it looks up the answer.
-    assert names["tokenizer"].decode(names["inputs"]["input_ids"][0, names["looks"].argmax()]) == " blue"
-    assert names["looks"].max() > 0.5
+    assert names["tokenizer"].decode(names["inputs"]["input_ids"][0, names["row"].argmax()]) == " blue"
+    assert names["row"].max() > 0.5
 
 
 def _check_models(names: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from tools.site_pages import NAMES, command_table, moved_links, names_of, outsid
 from tools.tutorials import cells, executed, tutorials
 
 API = sorted((ROOT / "docs" / "api").glob("*.md"))
-# Seconds that a tutorial may take on two cores.
+# Seconds of a processor that a tutorial may take: by the clock a busy machine takes longer.
 LONGEST_TUTORIAL = 90
 
 
@@ -109,7 +109,7 @@ def test_a_tutorial_runs(page: Path) -> None:
     if missing := missing_models(str(page.relative_to(ROOT))):
         pytest.skip(f"{', '.join(missing)} is not here: make models brings it")
     notebook = executed(page)
-    assert notebook.metadata["attnlab"]["seconds"] < LONGEST_TUTORIAL
+    assert 0 < notebook.metadata["attnlab"]["processor_seconds"] < LONGEST_TUTORIAL
     assert any(cell.outputs for cell in notebook.cells if cell.cell_type == "code")
 
 

@@ -12,6 +12,7 @@ import argparse
 import hashlib
 import os
 import re
+import resource
 import sys
 import tempfile
 import time
@@ -71,13 +72,23 @@ def executed(page: Path) -> Any:
     notebook = as_notebook(page)
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    start = time.perf_counter()
+    start, before = time.perf_counter(), _processor_seconds()
     with tempfile.TemporaryDirectory() as folder:
         folders = {"metadata": {"path": folder}}
         client = NotebookClient(notebook, timeout=LONGEST_CELL, coalesce_streams=True, resources=folders)
         client.execute(env=environment)
-    notebook.metadata["attnlab"] = {"of": fingerprint(page), "seconds": round(time.perf_counter() - start, 1)}
+    notebook.metadata["attnlab"] = {
+        "of": fingerprint(page),
+        "seconds": round(time.perf_counter() - start, 1),
+        "processor_seconds": round(_processor_seconds() - before, 1),
+    }
     return notebook
+
+
+def _processor_seconds() -> float:
+    """What the processes that ended, kernels among them, have used of the processors, however busy these were."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def kept(page: Path) -> Any:

@@ -30,9 +30,10 @@ from attnlab.adapters.convert import convert, is_converted
 from attnlab.adapters.distillation import Distillation, distill
 from attnlab.adapters.evict import evicting
 from attnlab.adapters.generate import generate
-from attnlab.adapters.load import LoadedModel, load_model, reconvert, save_model, shipped_model
+from attnlab.adapters.load import LoadedModel, load_model, save_model, shipped_model
 from attnlab.adapters.plan import Plan, swap_plan
 from attnlab.adapters.protocol import adapter_of
+from attnlab.adapters.stored_conversion import reconvert, save_conversion
 
 __all__ = [
     "Distillation",
@@ -47,6 +48,7 @@ __all__ = [
     "load_model",
     "reconvert",
     "record",
+    "save_conversion",
     "save_model",
     "shipped_model",
     "swap",

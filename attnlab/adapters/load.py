@@ -7,18 +7,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from attnlab.adapters.convert import is_converted
 from attnlab.adapters.gguf import is_gguf, load_gguf
-from attnlab.adapters.hugging_face import CONTAINER, restore_conversion
+from attnlab.adapters.hugging_face import CONTAINER
 from attnlab.adapters.model_files import (
     check_config,
     check_layer_count,
     check_weights,
-    files_of_index,
     refuse_layers_without_place,
+    weight_files,
 )
 from attnlab.adapters.named_models import SHIPPED_MODELS, ShippedModel, named_model_file, shipped_folder
 from attnlab.adapters.own_checkpoints import Task, is_own_checkpoint, load_own_checkpoint, own_max_length, own_task
+from attnlab.adapters.stored_conversion import reconvert
 from attnlab.adapters.tokenizer_files import load_tokenizer, quiet_transformers
 from attnlab.errors import PythonRemedyError, first_line, refusal
 from attnlab.fields import expect
@@ -32,7 +32,6 @@ __all__ = [
     "check_length",
     "load_model",
     "max_length",
-    "reconvert",
     "save_model",
     "shipped_model",
 ]
@@ -40,7 +39,6 @@ __all__ = [
 # The small masked language model that comes with the package.
 SHIPPED = shipped_folder("mlm")
 
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -117,7 +115,10 @@ def _load_transformers(name: str, *, trust_remote_code: bool, dtype: torch.dtype
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     except Exception as error:
-        raise refusal(error, f"{name}: no usable model config ({first_line(error)})") from None
+        # What is looked for on the hub may be the misspelt name of a folder.
+        folder = "" if Path(name).exists() else "no such folder here, and "
+        where = " on the hub" if folder else ""
+        raise refusal(error, f"{name}: {folder}no usable model config{where} ({first_line(error)})") from None
     cls, task = _class_and_task(config)
     section = getattr(config, CONTAINER, None)
     try:
@@ -219,56 +220,6 @@ def _without_absent_parts(model: Any, task: Task, missing: set[str]) -> tuple[An
     return model, task, missing
 
 
-def reconvert(model: Any, path_or_hub_name: str | Path) -> Any:
-    """Convert a model, in place, as the converted one in this folder is, with the parameters it learned.
-
-    For another head on a converted body: ``AutoModelForSequenceClassification.from_pretrained(folder)`` reads all of it
-    but the conversion. A folder may also hold a conversion alone (its section of config.json and its parameters), for
-    the model that was converted.
-    """
-    if is_converted(model):
-        raise ValueError(f"this {type(model).__name__} is converted already")
-    section = getattr(model.config, CONTAINER, None) or _stored_section(Path(path_or_hub_name).expanduser())
-    if section is None:
-        raise ValueError(
-            f"the config of this {type(model).__name__} says nothing of a conversion; read the model from that folder"
-        )
-    return restore_conversion(model, section, _converted_tensors(str(path_or_hub_name)))
-
-
-def _stored_section(folder: Path) -> Any:
-    """The conversion in a folder that holds nothing else; None for a folder with a model of its own."""
-    file = folder / "config.json"
-    config = check_config(file) if file.is_file() else {}
-    return config.get(CONTAINER) if config.keys() == {CONTAINER} else None
-
-
-def _converted_tensors(name: str) -> dict[str, torch.Tensor]:
-    """A conversion's parameters from the weight files of a folder, or of a hub name that was loaded before."""
-    from safetensors import safe_open
-
-    folder = Path(name).expanduser()
-    tensors: dict[str, torch.Tensor] = {}
-    for path in _weight_files(folder) if folder.is_dir() else _hub_files(name):
-        with safe_open(path, framework="pt") as file:
-            tensors |= {key: file.get_tensor(key) for key in file.keys() if key.startswith(f"{CONTAINER}.")}  # noqa: SIM118
-    return tensors
-
-
-def _hub_files(name: str) -> list[Path]:
-    from transformers.utils import cached_file
-
-    def local(file: str) -> Path | None:
-        cached = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
-        return None if cached is None else Path(cached)
-
-    index = local("model.safetensors.index.json")
-    names = ["model.safetensors"]
-    if index is not None:
-        names = files_of_index(index)
-    return [path for path in map(local, names) if path is not None]
-
-
 def max_length(model: Any) -> int | None:
     """The longest sequence the model has positions for; None where they are relative or the config does not say."""
     if isinstance(model, Transformer):
@@ -301,7 +252,7 @@ def _check_folder(folder: Path) -> None:
     config = folder / "config.json"
     if not config.is_file():
         raise ValueError(f"{folder} holds no config.json, so it is no model folder")
-    values, shards = check_config(config), _weight_files(folder)
+    values, shards = check_config(config), weight_files(folder)
     for shard in shards:
         _check_safetensors(shard)
     check_layer_count(folder, values, shards)
@@ -309,25 +260,6 @@ def _check_folder(folder: Path) -> None:
         raise PythonRemedyError(
             f"{folder} holds no tokenizer (tokenizer.json or the like)", remedy="save one there with save_pretrained"
         )
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        names = files_of_index(index)
-        absent = [name for name in names if not (folder / name).is_file()]
-        if absent:
-            raise ValueError(f"{folder} lacks {len(absent)} of its {len(names)} weight files, such as {absent[0]}")
-        return [folder / name for name in names]
-    if (folder / "model.safetensors").is_file():
-        return [folder / "model.safetensors"]
-    pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
-    if pickles:
-        raise ValueError(
-            f"{folder} holds its weights only as a pickle ({pickles[0]}), which could run code when opened; "
-            "convert it to model.safetensors"
-        )
-    raise ValueError(f"{folder} holds no weights: model.safetensors is missing")
 
 
 def _check_safetensors(file: Path) -> None:

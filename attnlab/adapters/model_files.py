@@ -22,7 +22,10 @@ __all__ = [
     "check_weights",
     "files_of_index",
     "refuse_layers_without_place",
+    "weight_files",
 ]
+
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 # Fields of a config that count something; None stands for a default.
 COUNTS = re.compile(r"(num|n|d)_\w+|\w+_(size|layers|heads|dim)|max_position_embeddings")
@@ -67,6 +70,26 @@ def files_of_index(index: Path) -> list[str]:
         if not isinstance(name, str) or Path(name).name != name:
             raise ValueError(f"{index} is not a valid index of weights: {_shown(name)} is no file of its folder")
     return sorted(set(weight_map.values()))
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model's folder; a folder that has none, or lacks some, is refused."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = files_of_index(index)
+        absent = [name for name in names if not (folder / name).is_file()]
+        if absent:
+            raise ValueError(f"{folder} lacks {len(absent)} of its {len(names)} weight files, such as {absent[0]}")
+        return [folder / name for name in names]
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
+    pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
+    if pickles:
+        raise ValueError(
+            f"{folder} holds its weights only as a pickle ({pickles[0]}), which could run code when opened; "
+            "convert it to model.safetensors"
+        )
+    raise ValueError(f"{folder} holds no weights: model.safetensors is missing")
 
 
 def check_layer_count(folder: Path, config: Mapping[str, Any], files: Iterable[Path]) -> None:

@@ -91,7 +91,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--checkpoint-every",
         type=int,
         metavar="N",
-        help="save so often, beside every 3 minutes, at every improvement and at the end (default: only these)",
+        help="save every so many steps too: every 3 minutes, at every improvement and at the end a run is saved anyway",
     )
     parser.add_argument("--track", metavar="NAME", help="an Accelerate tracker, such as tensorboard")
 

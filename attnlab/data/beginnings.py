@@ -14,6 +14,8 @@ __all__ = ["TextFile", "first_tokens", "tokens_around"]
 BLOCK = 1 << 16
 # Tokens are seldom longer; where they are, more is read, up to the second number.
 CHARACTERS_PER_TOKEN, MOST_CHARACTERS_PER_TOKEN = 8, 4096
+# What has longer tokens than that over so many characters is no text, however much of it is left.
+CHARACTERS_TO_JUDGE = 1 << 20
 # Tokens before a cut that may depend on the text after it.
 UNSETTLED = 64
 
@@ -86,7 +88,8 @@ def first_tokens(text: str | TextFile, most: int | None, encode: Callable[[str],
         ids = encode(part)
         if whole or len(ids) >= most + UNSETTLED:
             return ids[:most]
-        if characters > (most + UNSETTLED) * MOST_CHARACTERS_PER_TOKEN:
+        no_text = len(part) > max(CHARACTERS_TO_JUDGE, len(ids) * MOST_CHARACTERS_PER_TOKEN)
+        if no_text or characters > (most + UNSETTLED) * MOST_CHARACTERS_PER_TOKEN:
             name = text.path if isinstance(text, TextFile) else "the text"
             raise ValueError(
                 f"{name}: its first {len(part):,} characters hold {len(ids)} tokens for this tokenizer, and {most} are "

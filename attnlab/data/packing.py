@@ -57,7 +57,10 @@ class Blocks:
         object.__setattr__(self, "_order", order)
         object.__setattr__(self, "_starts", np.concatenate([[0], np.cumsum(sizes)]))
         if len(self) == 0 or len(self.store.tokens) == 0:
-            raise ValueError(f"the store holds {len(self.store.tokens)} tokens, too few for one row of {self.length}")
+            raise ValueError(
+                f"the store holds {len(self.store.tokens)} tokens, too few for one row of {self.length}: "
+                "give more text, or shorter rows"
+            )
 
     @property
     def _payload(self) -> int:

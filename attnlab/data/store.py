@@ -145,10 +145,13 @@ def write_store(
 
 
 def load_store(folder: Path | str) -> TokenStore:
-    """Map the arrays that ``write_store`` wrote; sizes that differ from those in meta.json are an error."""
+    """Map the arrays that ``write_store`` wrote; an unknown layout, or other sizes than meta.json says, are errors."""
     folder = Path(folder)
     try:
         meta = json.loads((folder / "meta.json").read_text())
+        # Layout 1 lacks the checksum alone.
+        if meta["layout"] not in (1, LAYOUT):
+            raise ValueError(f"meta.json says layout {meta['layout']}, and this attnlab reads layouts 1 and {LAYOUT}")
         store = _mapped(folder, meta)
         sizes, expected = (len(store.tokens), len(store)), (meta["tokens"], meta["documents"])
         if not isinstance(meta["malformed"]["count"], int) or not isinstance(meta["malformed"]["lines"], list):

@@ -185,7 +185,7 @@ def _nothing_measured(loaded: LoadedModel, name: str, config: EvaluateConfig) ->
         "model": model,
         "config": settings,
         "rows": [],
-        "command": command_line(),
+        "command": _jsonable(command_line()),
         **provenance(),
     }
 
@@ -311,7 +311,8 @@ def _jsonable(content: Any) -> Any:
         return {key: _jsonable(value) for key, value in content.items()}
     if isinstance(content, (list, tuple)):
         return [_jsonable(value) for value in content]
-    return str(content) if isinstance(content, Path) else content
+    # The name of a file may be of bytes that are no text.
+    return str(content).encode(errors="backslashreplace").decode() if isinstance(content, (str, Path)) else content
 
 
 def _require_lm_eval() -> None:

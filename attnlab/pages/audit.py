@@ -27,7 +27,8 @@ def audit_page(result: Mapping[str, Any]) -> str:
     """The page for what ``attnlab audit --json`` prints."""
     title = f"The heads of {result['model']['name'] or 'a model'}"
     rows = finding_rows(result["heads"])
-    meanings = [(name, f"{text}.".capitalize()) for name, text in result["statistics"].items()]
+    # Only the first letter: W and W_O keep theirs.
+    meanings = [(name, f"{text[:1].upper()}{text[1:]}.") for name, text in result["statistics"].items()]
     body = [
         element("h1", title),
         element("p", _lead(result, rows), class_="lead"),

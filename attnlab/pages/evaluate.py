@@ -16,13 +16,14 @@ __all__ = ["evaluate_page", "evaluation_columns", "evaluation_table"]
 Row = Mapping[str, Any]
 MEANINGS = (
     ("loss", "Nats a token of the text, over windows; perplexity is its exponential. Lower is better."),
-    ("loss over own", "How much more loss than with the model's own attention on the same windows, with its interval."),
+    ("over own", "How much more loss than with the model's own attention on the same windows, with its interval."),
     ("lambada", "The share of passages whose last word the model would write (lm-eval's lambada_openai)."),
     ("needle and other generated tasks", "The share of answers that the model's text contains, by prompt length, after "
      "RULER's definitions."),
     ("[low, high]", "A 95 % interval: Wilson's for shares, Student's over windows for losses. Numbers without one come "
      "from a single measurement."),
 )  # fmt: skip
+OF_TASKS = ("loss", "over own", "lambada")
 # Tasks of depth, most of them in one heat map.
 DEPTHS = 8
 
@@ -38,11 +39,17 @@ def evaluate_page(result: Mapping[str, Any]) -> str:
         element("p", _lead(rows), class_="lead"),
         section("Scores", _scores(result), _refused(result["rows"])),
         _needles(rows),
-        section("How to read the columns", explained(MEANINGS)),
+        section("How to read the columns", explained(_meanings(result))),
         section("What was run", facts(_facts(result, model)), config_list(result.get("config") or {})),
         download_json(dict(result), name="evaluate"),
     ]
     return page(title, body, subtitle="evaluation")
+
+
+def _meanings(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What is said about the columns; of a task that was not run nothing."""
+    columns = evaluation_columns(result)
+    return [(name, text) for name, text in MEANINGS if name in columns or name not in OF_TASKS]
 
 
 def evaluation_columns(result: Mapping[str, Any]) -> dict[str, Callable[[Row], str]]:

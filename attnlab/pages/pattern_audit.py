@@ -61,7 +61,8 @@ def _summary(followers: Sequence[Row]) -> str:
     if not followers:
         return f"No head has a closeness above {FOLLOWS} to any of the patterns."
     heads = {(row["kind"], row["layer"], row["head"]) for row in followers}
-    return f"{len(heads)} heads have a closeness above {FOLLOWS} to a pattern."
+    have = "1 head has" if len(heads) == 1 else f"{len(heads)} heads have"
+    return f"{have} a closeness above {FOLLOWS} to a pattern."
 
 
 def _closeness_maps(rows: Sequence[Row]) -> Html | None:

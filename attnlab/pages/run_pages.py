@@ -26,7 +26,8 @@ def run_page(run_dirs: Sequence[Path | str]) -> str:
     runs = [read_run(folder) for folder in each(run_dirs)]
     groups = grouped(runs)
     names = list(dict.fromkeys(run.name for run in runs))
-    title = names[0] if len(names) == 1 else f"{len(runs)} runs: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
+    # A name may hold a comma.
+    title = names[0] if len(names) == 1 else f"{len(runs)} runs: {'; '.join(names[:3])}{' …' if len(names) > 3 else ''}"
     body = [
         element("h1", title),
         element("p", _summary(runs, groups), class_="lead"),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from attnlab.data import Blocks, CausalSource, MlmSource, TokenStore
 from attnlab.data.tokenisers import Tokeniser
 from attnlab.devices import best_device
+from attnlab.errors import placed
 from attnlab.guidance import Guidance
 from attnlab.measure import parameter_count
 from attnlab.models import Transformer, named_config
@@ -217,7 +218,9 @@ def pretrain(
         callbacks = (*callbacks, _MaskedError(evaluations))
     if config.record is not None:
         callbacks = (*callbacks, attention_recorder(config.record, config.lengths, config.task, tokeniser, stores))
-    sources = [_source(config, tokeniser, stores["train"], length) for length in config.lengths]
+    sources = [
+        _source(config, tokeniser, stores["train"], length, part="the text to train on") for length in config.lengths
+    ]
     if join_processes(config.settings()).is_main_process:
         say(_size(config, model, stores["train"], sources))
     with guided(model, config.guidance, steps=config.steps, tokeniser=tokeniser) as guidance:
@@ -290,11 +293,14 @@ class _Alternating:
 
 
 def _source(
-    config: PretrainConfig, tokeniser: Tokeniser, store: TokenStore, length: int, *, shuffle: bool = True
+    config: PretrainConfig, tokeniser: Tokeniser, store: TokenStore, length: int, *, part: str, shuffle: bool = True
 ) -> MlmSource | CausalSource:
     order = config.seed if shuffle else None
     form: Literal["enclosed", "stream"] = "enclosed" if config.task == "mlm" else "stream"
-    blocks = Blocks(store, tokeniser.specials, length=length, form=form, seed=order)
+    try:
+        blocks = Blocks(store, tokeniser.specials, length=length, form=form, seed=order)
+    except ValueError as error:
+        raise placed(part, error) from None
     # A store to evaluate on may have fewer rows than a batch of training.
     rows = config.tokens // length if shuffle else min(config.tokens // length, len(blocks))
     if config.task == "mlm":
@@ -307,7 +313,7 @@ def _evaluation_sources(
 ) -> dict[str, MlmSource | CausalSource]:
     longest = max(config.lengths)
     return {
-        name: _source(config, tokeniser, store, longest, shuffle=False)
+        name: _source(config, tokeniser, store, longest, part=f"the held-out text ({name})", shuffle=False)
         for name, store in stores.items()
         if name != "train"
     }

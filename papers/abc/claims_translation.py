@@ -1,4 +1,4 @@
-"""Claims of Peng et al., ABC: Attention with Bounded-memory Control, on translators trained with it.
+"""Claims of Peng et al., ABC: Attention with Bounded-memory Control, on translators of sentences trained with it.
 
 Those at a quarter of the paper's slots are its claims too, for sentences that its slots would hold whole.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from attnlab.pages.numbers import number
 from papers.abc import PAPER
-from papers.abc.tables import curves_of, sets_of, still_falling, trained_apart, trained_longer
+from papers.abc.tables import curves_of, sets_of, trained_apart, trained_longer
 from papers.common.cells import Cell, Result, averages, cell, mean_of, rows_of
 from papers.common.claims import (
     Bounds,
@@ -27,7 +27,7 @@ from papers.common.claims import (
     unless,
 )
 
-__all__ = ["CLAIMS"]
+__all__ = ["CLAIMS", "CONVERGED", "ahead", "on_par"]
 
 abc_claim = claims_of("abc", PAPER)
 
@@ -64,10 +64,6 @@ def _lower(model: str, cross: int, causal: int, *others: Cell, data: str = "mult
     return all_of(*(less(_loss(model, cross, causal, data), other) for other in others))
 
 
-def _doc(model: str, cross: int | None) -> Cell:
-    return cell("table_3b", "bleu", model=model, cross=cross)
-
-
 def _phi(model: str, causal: int = 32) -> Cell:
     return cell("table_7", "bleu", model=model, cross=32, causal=causal)
 
@@ -80,7 +76,7 @@ def _variant(wanted: Cell) -> str:
     return model if cross is None else f"{model}-{cross}-{where.get('causal', CAUSAL.get(cross))}"
 
 
-def _ahead(first: Cell, second: Cell, *, within: float | None = None) -> Predicate:
+def ahead(first: Cell, second: Cell, *, within: float | None = None) -> Predicate:
     """The first BLEU is higher, or ``within`` so much of the second, where both were trained alike.
 
     The interval is that of the table ``differences``, over sentences and seeds.
@@ -108,7 +104,7 @@ def _ahead(first: Cell, second: Cell, *, within: float | None = None) -> Predica
     return unless(unlike, compared(first, second, margin, equal_holds=within is not None, bounds=bounds))
 
 
-_close = partial(_ahead, within=WITHIN)
+on_par = partial(ahead, within=WITHIN)
 
 
 def _of_margin(low: float, high: float, within: float | None) -> Bounds:
@@ -146,10 +142,6 @@ def _short_sentences(result: Result) -> str | None:
     return f"sentences have {max(lengths):.0f} tokens on average, so a window of 32 holds most of them whole"
 
 
-def _linformer_still_falls(result: Result) -> str | None:
-    return still_falling((result.get("tables") or {}).get("validation", []), "Linformer-128-64", "ABC_MLP-128-64")
-
-
 CLAIMS = (
     abc_claim(
         "mt-on-par",
@@ -157,7 +149,7 @@ CLAIMS = (
         "Table 3a",
         "ABC_MLP translates as well as softmax attention, with 32-32 and with 32-8 slots (within 0.5 BLEU).",
         "27.3 and 27.1 against 27.2",
-        all_of(*(_close(_mt("ABC_MLP", 32, n), _mt("BASE", None, None)) for n in (32, 8))),
+        all_of(*(on_par(_mt("ABC_MLP", 32, n), _mt("BASE", None, None)) for n in (32, 8))),
         headline="as good as softmax attention in translation",
     ),
     abc_claim(
@@ -166,7 +158,7 @@ CLAIMS = (
         "Table 3a",
         "ABC_MLP with 32-32 slots beats Linformer and random control with as many.",
         "27.3 against 26.6, 25.7",
-        all_of(*(_ahead(_mt("ABC_MLP", 32, 32), _mt(m, 32, 32)) for m in ("Linformer", "ABC_RD"))),
+        all_of(*(ahead(_mt("ABC_MLP", 32, 32), _mt(m, 32, 32)) for m in ("Linformer", "ABC_RD"))),
         headline="ahead of Linformer and random control in translation",
     ),
     abc_claim(
@@ -175,7 +167,7 @@ CLAIMS = (
         "Table 3a",
         "ABC_MLP with 32-8 slots beats Linformer and random control with 64-64.",
         "27.1 against 26.7, 26.2",
-        all_of(*(_ahead(_mt("ABC_MLP", 32, 8), _mt(m, 64, 64)) for m in ("Linformer", "ABC_RD"))),
+        all_of(*(ahead(_mt("ABC_MLP", 32, 8), _mt(m, 64, 64)) for m in ("Linformer", "ABC_RD"))),
     ),
     abc_claim(
         "mt-linformer-leads-random",
@@ -183,7 +175,7 @@ CLAIMS = (
         "Table 3a",
         "In translation, unlike in language modelling, Linformer beats random control.",
         "26.6 against 25.7, 26.7 against 26.2",
-        all_of(*(_ahead(_mt("Linformer", n, n), _mt("ABC_RD", n, n)) for n in (32, 64))),
+        all_of(*(ahead(_mt("Linformer", n, n), _mt("ABC_RD", n, n)) for n in (32, 64))),
     ),
     abc_claim(
         "mt-on-par-quarter",
@@ -191,7 +183,7 @@ CLAIMS = (
         "Table 3a, a quarter of its slots",
         "ABC_MLP translates as well as softmax attention, with 8-8 and with 8-2 slots (within 0.5 BLEU).",
         "",
-        all_of(*(_close(_few("ABC_MLP", 8, n), _few("BASE", None, None)) for n in (8, 2))),
+        all_of(*(on_par(_few("ABC_MLP", 8, n), _few("BASE", None, None)) for n in (8, 2))),
     ),
     abc_claim(
         "mt-beats-agnostic-quarter",
@@ -199,7 +191,7 @@ CLAIMS = (
         "Table 3a, a quarter of its slots",
         "ABC_MLP with 8-8 slots beats Linformer and random control with as many.",
         "",
-        all_of(*(_ahead(_few("ABC_MLP", 8, 8), _few(m, 8, 8)) for m in ("Linformer", "ABC_RD"))),
+        all_of(*(ahead(_few("ABC_MLP", 8, 8), _few(m, 8, 8)) for m in ("Linformer", "ABC_RD"))),
     ),
     abc_claim(
         "mt-beats-larger-quarter",
@@ -207,7 +199,7 @@ CLAIMS = (
         "Table 3a, a quarter of its slots",
         "ABC_MLP with 8-2 slots beats Linformer and random control with 16-16.",
         "",
-        all_of(*(_ahead(_few("ABC_MLP", 8, 2), _few(m, 16, 16)) for m in ("Linformer", "ABC_RD"))),
+        all_of(*(ahead(_few("ABC_MLP", 8, 2), _few(m, 16, 16)) for m in ("Linformer", "ABC_RD"))),
     ),
     abc_claim(
         "mt-linformer-leads-random-quarter",
@@ -215,7 +207,7 @@ CLAIMS = (
         "Table 3a, a quarter of its slots",
         "Linformer beats random control, with 8-8 and with 16-16 slots.",
         "",
-        all_of(*(_ahead(_few("Linformer", n, n), _few("ABC_RD", n, n)) for n in (8, 16))),
+        all_of(*(ahead(_few("Linformer", n, n), _few("ABC_RD", n, n)) for n in (8, 16))),
     ),
     abc_claim(
         "mt-beats-window-and-cluster-quarter",
@@ -223,7 +215,7 @@ CLAIMS = (
         "Table 7, a quarter of its slots",
         "Learned control with 8-8 slots beats the sliding window and clustering with as many.",
         "",
-        all_of(*(_ahead(_few("ABC_MLP", 8, 8), _few(other, 8, 8)) for other in ("Window", "Cluster"))),
+        all_of(*(ahead(_few("ABC_MLP", 8, 8), _few(other, 8, 8)) for other in ("Window", "Cluster"))),
     ),
     abc_claim(
         "mt-tatoeba-on-par",
@@ -231,7 +223,7 @@ CLAIMS = (
         "Table 3a, a quarter of its slots, Spanish to English",
         "ABC_MLP translates as well as softmax attention, with 8-8 and with 8-2 slots (within 0.5 BLEU).",
         "",
-        all_of(*(_close(_tatoeba("ABC_MLP", 8, n), _tatoeba("BASE", None, None)) for n in (8, 2))),
+        all_of(*(on_par(_tatoeba("ABC_MLP", 8, n), _tatoeba("BASE", None, None)) for n in (8, 2))),
     ),
     abc_claim(
         "mt-tatoeba-beats-agnostic",
@@ -239,7 +231,7 @@ CLAIMS = (
         "Table 3a, a quarter of its slots, Spanish to English",
         "ABC_MLP with 8-8 slots beats Linformer and random control with as many.",
         "",
-        all_of(*(_ahead(_tatoeba("ABC_MLP", 8, 8), _tatoeba(m, 8, 8)) for m in ("Linformer", "ABC_RD"))),
+        all_of(*(ahead(_tatoeba("ABC_MLP", 8, 8), _tatoeba(m, 8, 8)) for m in ("Linformer", "ABC_RD"))),
     ),
     abc_claim(
         "mt-tatoeba-linformer-leads-random",
@@ -247,7 +239,7 @@ CLAIMS = (
         "Table 3a, a quarter of its slots, Spanish to English",
         "Linformer beats random control, with 8-8 slots.",
         "",
-        _ahead(_tatoeba("Linformer", 8, 8), _tatoeba("ABC_RD", 8, 8)),
+        ahead(_tatoeba("Linformer", 8, 8), _tatoeba("ABC_RD", 8, 8)),
     ),
     abc_claim(
         "mt-causal-memory-small",
@@ -255,7 +247,7 @@ CLAIMS = (
         "Table 5",
         "With 64 cross slots, 8 causal slots instead of 64 cost little (within 0.5 BLEU).",
         "25.5 against 25.8",
-        _close(cell("table_5", "bleu", cross=64, causal=8), cell("table_5", "bleu", cross=64, causal=64)),
+        on_par(cell("table_5", "bleu", cross=64, causal=8), cell("table_5", "bleu", cross=64, causal=64)),
     ),
     abc_claim(
         "mt-smallest-memory",
@@ -271,7 +263,7 @@ CLAIMS = (
         "Table 7",
         "Learned control beats the sliding window and clustering at the same memory.",
         "27.3 against 26.3, 26.8",
-        unless(_short_sentences, all_of(*(_ahead(_phi("MLP-exp"), _phi(other)) for other in ("Window", "Cluster")))),
+        unless(_short_sentences, all_of(*(ahead(_phi("MLP-exp"), _phi(other)) for other in ("Window", "Cluster")))),
     ),
     abc_claim(
         "mt-exp-beats-relu-and-sigmoid",
@@ -279,7 +271,7 @@ CLAIMS = (
         "Table 7",
         "exp is the better activation than ReLU and sigmoid.",
         "27.3 against 26.4, 27.0",
-        all_of(*(_ahead(_phi("MLP-exp"), _phi(other)) for other in ("MLP-ReLU", "MLP-sigmoid"))),
+        all_of(*(ahead(_phi("MLP-exp"), _phi(other)) for other in ("MLP-ReLU", "MLP-sigmoid"))),
     ),
     abc_claim(
         "mt-relu-fails",
@@ -295,7 +287,7 @@ CLAIMS = (
         "Table 7",
         "ABC in the encoder too costs a little.",
         "27.0 against 27.3",
-        _ahead(_phi("MLP-exp"), _phi("MLP-exp-all")),
+        ahead(_phi("MLP-exp"), _phi("MLP-exp-all")),
     ),
     abc_claim(
         "mt-loss-beats-agnostic",
@@ -360,45 +352,5 @@ CLAIMS = (
         "ABC in the encoder too has a higher loss.",
         "",
         _lower("ABC_MLP", 32, 32, _loss("MLP-exp-all", 32, 32)),
-    ),
-    abc_claim(
-        "doc-mt-beats-random",
-        "abc-doc-mt",
-        "Table 3b",
-        "Translating documents, ABC_MLP beats random control.",
-        "39.7 against 38.6",
-        _ahead(_doc("ABC_MLP", 128), _doc("ABC_RD", 128)),
-    ),
-    abc_claim(
-        "doc-mt-close-to-base",
-        "abc-doc-mt",
-        "Table 3b",
-        "Translating documents, ABC_MLP is close to softmax attention (within 0.5 BLEU).",
-        "39.7 against 39.9",
-        _close(_doc("ABC_MLP", 128), _doc("BASE", None)),
-    ),
-    abc_claim(
-        "doc-mt-linformer-fails",
-        "abc-doc-mt",
-        "Table 3b",
-        "Translating documents, Linformer does not converge.",
-        "did not converge",
-        unless(_linformer_still_falls, fails(_doc("Linformer", 128), _doc("ABC_MLP", 128), below=CONVERGED)),
-    ),
-    abc_claim(
-        "doc-mt-beats-agnostic-quarter",
-        "abc-doc-mt",
-        "Table 3b, a quarter of its slots",
-        "Translating documents with 32-16 slots, ABC_MLP beats Linformer and random control.",
-        "",
-        all_of(*(_ahead(_doc("ABC_MLP", 32), _doc(m, 32)) for m in ("Linformer", "ABC_RD"))),
-    ),
-    abc_claim(
-        "doc-mt-close-to-base-quarter",
-        "abc-doc-mt",
-        "Table 3b, a quarter of its slots",
-        "Translating documents with 32-16 slots, ABC_MLP is close to softmax attention (within 0.5 BLEU).",
-        "",
-        _close(_doc("ABC_MLP", 32), _doc("BASE", None)),
     ),
 )

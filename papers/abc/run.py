@@ -330,7 +330,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "--data data --work runs/abc-doc-mt --seed 20",
         paper="Table 10, post-norm with ReLU, for days",
         settings=_settings("doc_mt"),
-        claims="claims_translation",
+        claims="claims_documents",
         quick={
             "seconds": 20.0,
             "variants": ["BASE"],

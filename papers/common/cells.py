@@ -42,14 +42,15 @@ def select(result: Result, wanted: Cell) -> dict[Any, float]:
     """The values of a cell by seed (None where the rows have no seed); ``Missing`` when there is none."""
     by_seed: dict[Any, float] = {}
     where = "for " + ", ".join(f"{key} {setting}" for key, setting in wanted.where) if wanted.where else ""
+    table = wanted.table if wanted.table.startswith("table") else f"table {wanted.table}"
     for row in rows_of(result, wanted.table):
         value = row.get(wanted.column)
         if value is not None and all(row.get(key) == setting for key, setting in wanted.where):
             if row.get("seed") in by_seed:
-                raise Missing(f"table {wanted.table} has several rows {where} with the same seed; one is expected")
+                raise Missing(f"{table} has several rows {where} with the same seed; one is expected")
             by_seed[row.get("seed")] = float(value)
     if not by_seed:
-        raise Missing(f"table {wanted.table} has no {wanted.column} {where}".rstrip())
+        raise Missing(f"{table} has no {wanted.column} {where}".rstrip())
     return by_seed
 
 

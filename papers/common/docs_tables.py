@@ -5,7 +5,8 @@ A page marks where a table goes; what stands between the marks is replaced:
     <!-- table:papers/results/value-aware.json#table_1 columns=mechanism,mlm_error,mlm_error_paper -->
     <!-- /table -->
 
-The name of a column that has spaces is written with underscores.
+The name of a column that has spaces is written with underscores. ``with=column,column`` shows only the rows
+that have something in one of these columns, where a table's rows are of several kinds.
 
 Pages of a paper's folder mark where the list of its experiments goes, the line of its headline claims with their
 verdicts, and the table of its results files with device, time, commit and command:
@@ -119,14 +120,23 @@ def _table(region: re.Match[str], root: Path) -> str:
     if region["table"] not in tables:
         raise ValueError(f"{region['file']} has no table {region['table']}; it has {', '.join(tables) or 'none'}")
     options = dict(option.split("=", 1) for option in region["options"].split())
-    unknown = set(options) - {"columns"}
+    unknown = set(options) - {"columns", "with"}
     if unknown:
-        raise ValueError(f"unknown option {', '.join(sorted(unknown))} in {region['open'].strip()}; there is: columns")
+        raise ValueError(
+            f"unknown option {', '.join(sorted(unknown))} in {region['open'].strip()}; there are: columns, with"
+        )
     rows = tables[region["table"]]
     known = {column.key for column in columns_of(rows)}
-    # A mark has no spaces, so that a name with spaces is written with underscores.
-    named = [c for c in options.get("columns", "").split(",") if c]
-    columns = [c if c in known else c.replace("_", " ") for c in named]
+
+    def named(option: str) -> list[str]:
+        # A mark has no spaces, so that a name with spaces is written with underscores.
+        return [c if c in known else c.replace("_", " ") for c in options.get(option, "").split(",") if c]
+
+    columns, kinds = named("columns"), named("with")
+    if unknown_kinds := set(kinds) - known:
+        raise ValueError(f"no column {', '.join(sorted(unknown_kinds))}; the table has {', '.join(sorted(known))}")
+    if kinds:
+        rows = [row for row in rows if any(row.get(kind) is not None for kind in kinds)]
     short = undertrained(path.stem, region["table"], content)
     warning = "" if short is None else f"**{short}**\n\n"
     return region["open"] + warning + markdown_table(rows, columns=columns) + "\n" + region["close"]

@@ -206,7 +206,8 @@ def _paper(
     ]
     rows = [_row(claim, verdict, results) for claim, verdict in judged]
     kind = "variants" if variants else "claims"
-    drawn = table(rows, name=f"{kind}-{name.lower()}", title=f"{len(rows)} {kind}", columns=columns, stacked=True)
+    counted = f"{name}: {len(rows)} {kind if len(rows) != 1 else kind.removesuffix('s')}"
+    drawn = table(rows, name=f"{kind}-{name.lower()}", title=counted, columns=columns, stacked=True)
     return section(f"{name}: our variants" if variants else name, drawn, about=about)
 
 

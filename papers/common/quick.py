@@ -60,4 +60,5 @@ def _redirect(options: argparse.Namespace) -> None:
     options.experiment.arguments(parser)
     if out != parser.get_default("out"):
         raise ValueError(f"--config smoke results are no evidence and do not go into {out.parent}; name another --out")
-    options.out = FOLDER / out.name
+    # Named after the experiment: some share a results file, with settings that must be the same there.
+    options.out = FOLDER / f"{options.name}{out.suffix}"

@@ -6,7 +6,6 @@ keys its memory keeps. A second call goes on where the first was stopped.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -14,14 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 
-from attnlab.adapters import LoadedModel, load_model
+from attnlab.adapters import LoadedModel, load_model, save_conversion
 from attnlab.adapters.cache_bytes import cache_bytes
 from attnlab.adapters.distillation import Distillation
 from attnlab.adapters.evict import token_losses
-from attnlab.adapters.hugging_face import CONTAINER
 from attnlab.data import CausalSource, TokenStore
 from attnlab.data.packing import Blocks
 from attnlab.measure import parameter_count
@@ -92,7 +88,8 @@ def make_shipped_lm(config: ShippedLM, *, corpus: Path, work: Path, folder: Path
     for_model(tokeniser, task="causal").save(folder / "lm")
     text = _as_text(stores["train"], tokeniser, work / "train.txt", characters=8 * config.twin_tokens)
     convert_model(_twin(config, folder / "lm", text), run_dir=work / "twin")
-    _keep_conversion(work / "twin" / "model", folder / "lm-bounded")
+    shutil.rmtree(folder / "lm-bounded", ignore_errors=True)
+    save_conversion(work / "twin" / "model", folder / "lm-bounded")
     teacher, twin = load_model(folder / "lm"), load_model(work / "twin" / "model")
     tables = {
         "training": list(_trainings(config, work, model)),
@@ -127,17 +124,6 @@ def _as_text(store: TokenStore, tokeniser: Any, path: Path, *, characters: int) 
                 break
             written += file.write(tokeniser.decode(store[i].tolist()).strip() + "\n\n")
     return path
-
-
-def _keep_conversion(converted: Path, folder: Path) -> None:
-    """Only what the conversion added: its parameters, and its section of the config."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    with safe_open(converted / "model.safetensors", framework="pt") as file:
-        own = {key: file.get_tensor(key) for key in file.keys() if key.startswith(f"{CONTAINER}.")}  # noqa: SIM118
-    save_file(own, folder / "model.safetensors", metadata={"format": "pt"})
-    section = json.loads((converted / "config.json").read_text(encoding="utf-8"))[CONTAINER]
-    (folder / "config.json").write_text(json.dumps({CONTAINER: section}, indent=2) + "\n", encoding="utf-8")
 
 
 def _trainings(config: ShippedLM, work: Path, model: Any) -> Iterator[dict[str, Any]]:

@@ -183,7 +183,7 @@ def test_neither_a_folder_nor_a_hub_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert "is a file; give the folder" in one_line(tmp_path / "file")
     # The hub is out of reach in the tests.
-    assert "no usable model config" in one_line(Path("nobody/no-such-model"))
+    assert "no such folder here, and no usable model config on the hub" in one_line(Path("nobody/no-such-model"))
 
 
 @pytest.mark.parametrize(

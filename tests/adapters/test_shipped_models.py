@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file
 
 import attnlab as al
-from attnlab.adapters import reconvert
+from attnlab.adapters import reconvert, save_conversion
 from attnlab.adapters.cache_bytes import cache_bytes
 from attnlab.adapters.load import max_length
 from attnlab.adapters.named_models import SHIPPED_MODELS
@@ -73,15 +73,27 @@ def test_a_folder_of_the_same_name_comes_first(tmp_path: Path, monkeypatch: pyte
 def test_a_conversion_in_a_folder_of_its_own(tmp_path: Path) -> None:
     model = build("llama")
     converted = al.convert(model, al.AbcSelect(slots=2, window=2, sinks=1, block=2), copy=True)
-    save_file(
-        {k: v for k, v in converted.state_dict().items() if k.startswith("attnlab.")}, tmp_path / "model.safetensors"
-    )
-    section = {"attnlab": converted.config.attnlab}
-    (tmp_path / "config.json").write_text(json.dumps(section))
+    # A large model's weights lie in several files, the conversion's in any of them.
+    converted.save_pretrained(tmp_path / "whole", max_shard_size="20KB")
+    assert len(list((tmp_path / "whole").glob("*.safetensors"))) > 1
+    alone = save_conversion(tmp_path / "whole", tmp_path / "alone")
+    assert all(name.startswith("attnlab.") for name in load_file(alone / "model.safetensors"))
     given = inputs(model)
-    reconvert(model, tmp_path)
+    reconvert(model, alone)
     assert_close(real_logits(model, given), real_logits(converted, given))
     # Beside a model of its own, a conversion belongs to that one.
-    (tmp_path / "config.json").write_text(json.dumps(section | {"model_type": "llama"}))
+    section = json.loads((alone / "config.json").read_text())
+    assert section.keys() == {"attnlab"}
+    (alone / "config.json").write_text(json.dumps(section | {"model_type": "llama"}))
     with pytest.raises(ValueError, match="says nothing of a conversion"):
-        reconvert(build("llama"), tmp_path)
+        reconvert(build("llama"), alone)
+
+
+def test_a_conversion_that_cannot_be_kept_alone(tmp_path: Path) -> None:
+    model = build("llama")
+    model.save_pretrained(tmp_path / "plain")
+    with pytest.raises(ValueError, match=r"holds no conversion: its config\.json has no section 'attnlab'"):
+        save_conversion(tmp_path / "plain", tmp_path / "alone")
+    al.convert(model, "abc-select:slots=2,window=2,sinks=1,block=2").save_pretrained(tmp_path / "whole")
+    with pytest.raises(ValueError, match="give another folder for its conversion alone"):
+        save_conversion(tmp_path / "whole", tmp_path / "whole")

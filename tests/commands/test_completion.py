@@ -82,7 +82,7 @@ def test_a_tab_imports_no_torch() -> None:
         "    assert list(completions(line))\n"
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def type_into(shell: list[str], keys: list[tuple[str, str]], environment: dict[str, str]) -> None:
-    """Type keys into a shell on a terminal; each must be followed by the text beside it within some seconds."""
+    """Type keys into a shell on a terminal; each must be followed by the text beside it within two minutes: a busy machine is slow."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(environment["HOME"])
@@ -107,7 +107,7 @@ def type_into(shell: list[str], keys: list[tuple[str, str]], environment: dict[s
     try:
         for key, expected in keys:
             os.write(terminal, key.encode())
-            shown, until = "", time.monotonic() + 20
+            shown, until = "", time.monotonic() + 120
             while expected not in shown:
                 assert select.select([terminal], [], [], max(0, until - time.monotonic()))[0], (key, expected, shown)
                 shown += os.read(terminal, 65536).decode(errors="replace")
@@ -145,7 +145,7 @@ def test_bash_completes(typed: str, expected: str, environment: dict[str, str]) 
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=240,
     )
     assert ran.stderr == ""
     assert expected in ran.stdout.splitlines()
@@ -171,7 +171,7 @@ def test_zsh_completes_at_the_tab_key(environment: dict[str, str]) -> None:
 @pytest.mark.skipif(shutil.which("fish") is None, reason="there is no fish here")
 def test_fish_completes(environment: dict[str, str]) -> None:
     script = 'attnlab completion fish | source; complete -C "attnlab judge m --policies snap"; complete -C "attnlab do"'
-    ran = subprocess.run(["fish", "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(["fish", "-c", script], env=environment, capture_output=True, text=True, timeout=240)
     assert ran.stdout.splitlines() == ["snapkv", f"doctor\t{COMMANDS['doctor'].summary}"]
 
 

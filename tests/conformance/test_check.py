@@ -134,7 +134,7 @@ def test_a_check_needs_no_test_tools() -> None:
         "import attnlab as al\n"
         "al.check('window:r=3').raise_if_failed()\n"
     )
-    subprocess.run([sys.executable, "-O", "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-O", "-c", code], check=True, timeout=240)
 
 
 @pytest.mark.slow

@@ -136,3 +136,15 @@ def test_a_text_of_spaces_ends(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("word" + " " * 3_000_000 + "end")
     with pytest.raises(ValueError, match=r"characters hold 1 tokens .* ask for fewer tokens"):
         first_tokens(TextFile(tmp_path / "file"), 3, lambda part: [0] * len(part.split()))
+
+
+def test_one_endless_word_is_refused_long_before_its_end() -> None:
+    tried: list[int] = []
+
+    def encode(part: str) -> list[int]:
+        tried.append(len(part))
+        return [0]
+
+    with pytest.raises(ValueError, match=r"characters hold 1 tokens for this tokenizer, and 8192 are to be read"):
+        first_tokens("a" * (8 << 20), 8192, encode)
+    assert sum(tried) < 6 << 20

@@ -239,6 +239,7 @@ def test_lines_and_page_say_what_changed(
     page = parse(audit_page(result))
     assert "Heads that changed since the baseline: 2 of 8." in page.text
     assert "like head 3" in page.text
+    assert "Length of the head's output after W_O," in page.text
     assert "against the baseline" not in "".join(audit_lines(baseline))
 
 

@@ -39,6 +39,7 @@ def test_the_section() -> None:
     assert "period" in page
     assert audit_section([]) is None
     assert audit_section(None) is None
+    assert "1 head has a closeness above 0.5" in str(audit_section([row(0, 0, "next", 0.7)]))
     assert "No head has a closeness" in str(audit_section([row(0, 0, "next", 0.1)]))
     both = str(audit_section([*ROWS[:4], row(0, 0, "prev", 0.7, kind="decoder")]))
     assert "prev, decoder" in both

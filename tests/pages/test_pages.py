@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from attnlab.pages.judge import judge_page
 from attnlab.pages.maps import quantise
 from attnlab.pages.runs import MOST_POINTS, curves, grouped, read_run
 
+from .every_page import PAGES, write_page
 from .examples import NASTY, a_comparison, a_comparison_with_maps, a_judgement, write_run
 from .parsing import parse
 
@@ -327,3 +329,11 @@ def test_a_judgement_leads_with_the_policies_that_answered_everything_and_names_
     second = [{**row, "unseen": {"refused": "no"}} if row["policy"] == "h2o" else row for row in second]
     page = judge_page({**result, "rows": [*result["rows"], *second]})
     assert lead.format("snapkv:window=16 stays") + "-0.10 over 2 tasks and lengths" in page
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if not name.startswith("explore") and name != "notebook"])
+def test_regions_of_a_page_have_names_of_their_own(name: str, tmp_path: Path) -> None:
+    """Who cannot see the page goes from region to region by their names."""
+    content = write_page(name, tmp_path).read_text()
+    names = re.findall(r'role="region" aria-label="([^"]*)"', content)
+    assert sorted(set(names)) == sorted(names)

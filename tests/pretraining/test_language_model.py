@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,17 @@ def test_a_hugging_face_model_learns_and_can_be_saved(
     with torch.no_grad():
         again = loader.from_pretrained(tmp_path / "model").eval()(tokens).logits
         torch.testing.assert_close(again, trained.eval()(tokens).logits)
+
+
+@pytest.mark.parametrize(("short", "part"), [("train", "the text to train on"), ("valid", "the held-out text (valid)")])
+def test_a_text_too_short_for_a_row_is_named(short: str, part: str, tokeniser: Tokeniser, tmp_path: Path) -> None:
+    stores = written(tmp_path, tokeniser)
+    write_store(tmp_path / "short", ["a red fox"], tokeniser)
+    stores[short] = load_store(tmp_path / "short")
+    config = PretrainConfig(model="llama-2x32", task="causal", lengths=(17,), tokens=119, steps=1)
+    says = rf"{re.escape(part)}: the store holds \d+ tokens, too few for one row of 17: give more text, or shorter rows"
+    with pytest.raises(ValueError, match=says):
+        pretrain(config, tokeniser=tokeniser, stores=stores, run_dir=tmp_path / "run")
 
 
 def test_a_llama_begins_with_the_end_of_a_document(tokeniser: Tokeniser) -> None:

@@ -134,7 +134,7 @@ def test_ctrl_c_stops_two_processes_at_the_same_step(tmp_path):
         assert group.poll() is None
         time.sleep(0.1)
     os.killpg(group.pid, signal.SIGINT)
-    said = group.communicate(timeout=60)[1]
+    said = group.communicate(timeout=240)[1]
     assert f"a checkpoint is saved; resume {run} to go on" in said
     [checkpoint] = list_checkpoints(run)
     assert read_metrics(run)[-1]["step"] == int(checkpoint.name[-8:]) < 5000

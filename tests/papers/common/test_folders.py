@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,9 @@ def test_a_new_experiment_is_two_files_and_says_which_claims_it_supports(elsewhe
     assert "made-up: Two losses.\n    $ python -m papers made-up --scale 2\n" in listed
     (elsewhere / "made_up" / "claims.py").write_text(CLAIMS)
     out = elsewhere / "made-up.json"
+    start = time.monotonic()
     printed = papers(elsewhere, "made-up", "--scale", "2", "--out", str(out))
+    took = time.monotonic() - start
     assert printed.splitlines() == [
         f"wrote {out.resolve()}",
         f"{NOT_HELD}: A is below B. 6 against 4 (paper: 1 against 2)",
@@ -97,7 +100,7 @@ def test_a_new_experiment_is_two_files_and_says_which_claims_it_supports(elsewhe
     assert result["tables"]["t"] == [{"model": "A", "loss": 6.0}, {"model": "B", "loss": 4.0}]
     assert result["command"] == "python -m papers made-up --scale 2 --out made-up.json"
     # A rerun costs as long.
-    assert 0 <= result["seconds"] < 60
+    assert 0 <= result["seconds"] <= took
 
 
 def test_an_experiment_begins_with_the_name_of_its_folder(elsewhere: Path) -> None:

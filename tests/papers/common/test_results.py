@@ -87,6 +87,7 @@ def test_notes_and_pages_of_papers_are_filled_too(repository: Path, page: str) -
         ("results/none.json#t", "does not exist"),
         ("results/r.json#u", "has no table u; it has t"),
         ("results/r.json#t columns=y", "no column y; the table has m, x, x_paper, r"),
+        ("results/r.json#t with=y", "no column y; the table has m, r, x, x_paper"),
         ("results/r.json#t rows=3", "unknown option rows"),
     ],
 )

@@ -25,8 +25,8 @@ from papers.effective.config import KEYS, EffectiveConfig
 from papers.effective.figures import figures_page
 from papers.effective.labelled_maps import LabelledMaps
 from papers.effective.maps import write_maps_page
+from papers.effective.parts import collect, part_names, run_parts
 from papers.effective.patterns import evaluate_classifier, patterns_of_texts
-from papers.effective.run import collect, part_names, run
 from papers.effective.tables import read_maps
 from papers.effective.tagger import train_tagger
 from papers.effective.timing import run_timing
@@ -160,18 +160,18 @@ def test_processes_merge_into_one_file(encoder: Path, glue: Path, tmp_path: Path
         data=str(glue), model=str(encoder), tasks=("RTE", "STS-B"), length=29, epochs=1, dev_limit=2, study_texts=1
     )
     out = tmp_path / "effective.json"
-    run(config, only="RTE", out=out, work=tmp_path / "one")
-    second = run(replace(config, seed=1), only=["STS-B"], out=out, work=tmp_path / "two")
+    run_parts(config, only="RTE", out=out, work=tmp_path / "one")
+    second = run_parts(replace(config, seed=1), only=["STS-B"], out=out, work=tmp_path / "two")
     assert second["unfinished"] == {}
     stored = json.loads(out.read_text())
     assert {row["task"] for row in stored["tables"]["table_2"]} == {"RTE", "STS-B"}
     with pytest.raises(ValueError, match=r"holds an earlier run \(RTE.json\)"):
-        run(config, only="RTE", out=out, work=tmp_path / "one")
+        run_parts(config, only="RTE", out=out, work=tmp_path / "one")
     with pytest.raises(ValueError, match=r"begun with other settings \(seed\)"):
-        run(replace(config, seed=2), only="RTE", out=out, work=tmp_path / "one", resume=True)
-    again = run(config, only="RTE", out=out, work=tmp_path / "one", resume=True)
+        run_parts(replace(config, seed=2), only="RTE", out=out, work=tmp_path / "one", resume=True)
+    again = run_parts(config, only="RTE", out=out, work=tmp_path / "one", resume=True)
     assert again["unfinished"] == {}
-    late = run(config, only="RTE", out=out, work=tmp_path / "three", seconds=0.1)
+    late = run_parts(config, only="RTE", out=out, work=tmp_path / "three", seconds=0.1)
     assert late["unfinished"] == {"RTE": None}
     assert json.loads(out.read_text())["tables"]["scores"]
 
