@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,12 +139,28 @@ def _config(options: argparse.Namespace) -> EvaluateConfig:
     tasks = options.tasks or ["loss", *(["lambada"] if options.lambada else []), "needle"]
     if options.batch < 1:
         raise ValueError(f"--batch must be at least 1, got {options.batch}")
+    _refuse_unused(options, tasks)
     return EvaluateConfig(
         tasks=tuple(tasks),
         settings=_settings(FULL if options.full else QUICK, options),
         batch=options.batch,
         chat_template=options.chat_template,
     )
+
+
+def _refuse_unused(options: argparse.Namespace, tasks: Sequence[str]) -> None:
+    """Raise a ValueError if an option is given whose tasks are not run."""
+    from attnlab.evaluation.ruler import RULER_TASKS
+
+    for names, own in (
+        (("text", "window", "stride", "windows"), ("loss",)),
+        (("lambada", "passages"), ("lambada",)),
+        (("haystack", "cases", "lengths"), tuple(RULER_TASKS)),
+    ):
+        given = [name for name in names if getattr(options, name) is not None]
+        if given and not set(own) & set(tasks):
+            task = f"the task {own[0]}" if len(own) == 1 else "generated tasks such as needle"
+            raise ValueError(f"--{given[0]} is for {task}, which --tasks leaves out; name it there too")
 
 
 def _settings(base: TaskSettings, options: argparse.Namespace) -> TaskSettings:

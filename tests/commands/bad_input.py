@@ -116,9 +116,14 @@ def _bad_values(action: argparse.Action) -> tuple[str, ...]:
     return tuple(v for v in values if v or action.dest not in ("out", "plans", "resume"))
 
 
+# The tasks of evaluate that options are for; without them they are refused before they are read.
+TASKS = {"lambada": "lambada", "passages": "lambada", "haystack": "needle", "cases": "needle", "lengths": "needle"}
+
+
 def _call(command: str, action: argparse.Action, value: str) -> Callable[[Path, Path], list[str]]:
     def arguments(files: Path, own: Path) -> list[str]:
-        good = list(GOOD[command])
+        task = TASKS.get(action.dest, "loss") if command == "evaluate" else "loss"
+        good = [task if word == "loss" else word for word in GOOD[command]]
         filled = value.replace("{own}", str(own))
         if action.option_strings:
             words = (

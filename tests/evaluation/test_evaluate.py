@@ -272,6 +272,13 @@ def test_lm_eval_finds_the_model_by_name(folder):
         (["--tasks", "needle", "--lengths", "9000"], "longer than the model's 2048"),
         (["--tasks", "needle", "--lengths", "40"], "ask for a greater length"),
         (["--tasks", "lambada"], "--lambada"),
+        (["--tasks", "needle", "--passages", "3"], "--passages is for the task lambada, which --tasks leaves out"),
+        (["--tasks", "needle", "--window", "64"], "--window is for the task loss, which --tasks leaves out"),
+        (
+            ["--tasks", "loss", "--cases", "3"],
+            "--cases is for generated tasks such as needle, which --tasks leaves out",
+        ),
+        (["--passages", "3"], "--passages is for the task lambada"),
         (["--plan", "absent.json"], "absent.json"),
         (["--policy", "by=mass"], "a cache policy needs its budget, such as budget=64 or budget=0.25; got 'by=mass'"),
         (["--policy", "budget=many"], "setting budget='many' must be float | int"),
@@ -284,8 +291,9 @@ def test_lm_eval_finds_the_model_by_name(folder):
 def test_bad_input_is_one_line(folder, tmp_path, capsys, words, said):
     short = tmp_path / "short.txt"
     short.write_text("a few words.")
-    text = ["--text", str(short if "1024" in words else folder / "text.txt")]
-    assert main(["evaluate", str(folder), "--out", str(tmp_path / "p.html"), "--window", "64", *text, *words]) == 2
+    text = ["--window", "64", "--text", str(short if "1024" in words else folder / "text.txt")]
+    text = [] if "--tasks" in words else text
+    assert main(["evaluate", str(folder), "--out", str(tmp_path / "p.html"), *text, *words]) == 2
     error = capsys.readouterr().err.strip().splitlines()
     assert said in error[-1]
     assert error[-1].startswith("attnlab:")
