@@ -22,9 +22,12 @@ __all__ = [
     "check_weights",
     "files_of_index",
     "refuse_layers_without_place",
+    "unknown_tokens",
     "weight_files",
 ]
 
+# The share of a text's tokens that may be unknown.
+MOST_UNKNOWN = 0.5
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 # Fields of a config that count something; None stands for a default.
@@ -151,6 +154,20 @@ def check_ids(model: Any, ids: Tensor) -> None:
             f"the tokenizer made the id {most if most >= rows else least}, but {type(model).__name__} has {rows} "
             "embeddings; is it the tokenizer of another model?"
         )
+
+
+def unknown_tokens(tokenizer: Any, ids: Tensor) -> str | None:
+    """What to tell a user of a text that the tokenizer mostly does not know; None where it does."""
+    unknown = tokenizer.unk_token_id
+    if unknown is None or ids.numel() == 0:
+        return None
+    share = float((ids == unknown).float().mean())
+    if share <= MOST_UNKNOWN:
+        return None
+    return (
+        f"{share:.0%} of the text's tokens are unknown to the tokenizer ({tokenizer.unk_token}): is it text of the "
+        "kind that the model reads?"
+    )
 
 
 def _embedding_of_tokens(model: Any) -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attnlab.adapters import LoadedModel, record
 from attnlab.adapters.load import max_length
-from attnlab.adapters.model_files import check_ids, check_reads_text
+from attnlab.adapters.model_files import check_ids, check_reads_text, unknown_tokens
 from attnlab.adapters.protocol import adapter_of
 from attnlab.adapters.watch import watch
 from attnlab.adapters.watched import AttentionStatistics, LayerStatistics
@@ -195,6 +195,8 @@ def _read(loaded: LoadedModel, file: Path | str, most: int | None) -> tuple[Tens
     batch = torch.tensor([ids], device=next(model.parameters()).device)
     check_reads_text(model)
     check_ids(model, batch)
+    if (doubt := unknown_tokens(tokenizer, batch)) is not None:
+        notes.append(f"Beware: {doubt}")
     return batch, tokens[: len(ids)], before[: len(ids)], notes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from attnlab.adapters.load import LoadedModel, check_length, max_length
-from attnlab.adapters.model_files import check_ids, check_reads_text
+from attnlab.adapters.model_files import check_ids, check_reads_text, unknown_tokens
 from attnlab.data import IGNORED, TextFile
 from attnlab.data.beginnings import first_tokens, tokens_around
 from attnlab.data.readers import check_unicode
@@ -106,6 +107,8 @@ def cut_windows(
         raise ValueError("the text has no tokens for this model's tokenizer")
     check_reads_text(loaded.model)
     check_ids(loaded.model, torch.tensor(ids))
+    if (doubt := unknown_tokens(tokenizer, torch.tensor(ids))) is not None:
+        print(f"attnlab: warning: {doubt}", file=sys.stderr)
     rows = [before + ids[i : i + room] + after for i in range(0, len(ids), room)]
     # The model never reads what padding holds, so a tokenizer without a padding token needs none.
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0

@@ -22,7 +22,7 @@ from attnlab.adapters.distillation import STAGES, Distillation, HeldOut, Predict
 from attnlab.adapters.distillation.distill import KL, half_precision
 from attnlab.adapters.initialise import initialise_control, learned_parts
 from attnlab.adapters.load import max_length
-from attnlab.adapters.model_files import check_ids
+from attnlab.adapters.model_files import check_ids, unknown_tokens
 from attnlab.adapters.protocol import adapter_of
 from attnlab.data.beginnings import tokens_around
 from attnlab.data.text_folders import text_files, token_stream
@@ -132,7 +132,7 @@ def convert_model(
             train, windows = _split(store.tokens, config, loaded)
             plan = _plan(config, run_dir, loaded, train, make_plan)
         say(f"converting {Path(config.model).name}; {len(train):,} tokens to learn from")
-        _advise(config, process.device)
+        _advise(config, process.device, loaded.tokenizer, train)
         student = _student(config, loaded, plan, train)
         teacher = half_precision(loaded.model, config.settings)
         first = tuple(tokens_around(loaded.tokenizer)[0])
@@ -154,8 +154,10 @@ def convert_model(
     return read_result(run_dir) or {}
 
 
-def _advise(config: ConversionConfig, device: torch.device) -> None:
-    """Say what would make this conversion faster."""
+def _advise(config: ConversionConfig, device: torch.device, tokenizer: Any, tokens: np.ndarray) -> None:
+    """Say what would make this conversion better or faster."""
+    if (doubt := unknown_tokens(tokenizer, torch.from_numpy(tokens[:SAMPLE].astype(np.int64)))) is not None:
+        say(f"warning: {doubt}")
     if device.type == "cpu" and config.settings.precision == "auto" and multiplies_bfloat16():
         say("this processor multiplies bfloat16 faster than float32: precision bf16 takes less time")
 

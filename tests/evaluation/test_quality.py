@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
 
+from attnlab.adapters import load_model
 from attnlab.data import IGNORED
-from attnlab.evaluation.quality import Windows, _masked
+from attnlab.evaluation.quality import Windows, _masked, cut_windows
+from tests.adapters.test_load import save
 
 
 class Tokenizer(SimpleNamespace):
@@ -40,6 +44,18 @@ def test_a_short_text_has_one_mask_at_least() -> None:
         inputs, labels = _masked(ids, torch.tensor([[False, True]]), TOKENIZER, seed)
         assert inputs.tolist() == [[7, 4]]
         assert labels.tolist() == [[IGNORED, 8]]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("a b x b a " * 9, ""), ("a x y b z " * 9, "60% of the text's tokens are unknown")]
+)
+def test_a_text_that_the_tokenizer_does_not_know_is_doubtful(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    cut_windows(load_model(save("llama", tmp_path)), text, length=8)
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("warning") == bool(said)
 
 
 def test_a_part_of_the_windows_is_cut_alike_in_inputs_and_labels() -> None:
