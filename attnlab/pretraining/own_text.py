@@ -123,8 +123,8 @@ def write_own_text(loaded: LoadedModel, out: Path, settings: OwnText, *, model: 
 def repeated_share(tokens: Sequence[int], run: int = RUN) -> float:
     """The share of the runs of ``run`` tokens that stood in the text before; 0 where it is shorter.
 
-    >>> repeated_share([1, 2, 3, 4, 5, 1, 2, 3, 4])
-    0.16666666666666666
+    >>> repeated_share([1, 2, 3, 1, 2], run=2)
+    0.25
     """
     runs = [tuple(tokens[i : i + run]) for i in range(len(tokens) - run + 1)]
     return 1 - len(set(runs)) / len(runs) if runs else 0.0
