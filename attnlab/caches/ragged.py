@@ -249,12 +249,12 @@ def attend_by_segment(
     """
     groups, heads = q.shape[1] * q.shape[0] // len(starts), len(starts) // q.shape[0]
     out = []
-    for segment, query in enumerate(grouped(q, groups).flatten(0, 1)):
-        start = int(starts[segment])
-        own = slice(start, start + int(counts[segment]))
+    places = zip(starts.tolist(), counts.tolist(), strict=True)
+    for segment, (query, (start, count)) in enumerate(zip(grouped(q, groups).flatten(0, 1), places, strict=True)):
+        own = slice(start, start + count)
         shown = None if visible is None else visible[segment // heads]
         if shown is not None:
-            shown = shown[:, : own.stop - start] if columns is None else shown[:, columns[own].long()]
+            shown = shown[:, :count] if columns is None else shown[:, columns[own].long()]
         out.append(_attend_to(query, keys[own], values[own], scale, None if bias is None else bias[own], shown))
     return torch.stack(out).view(*q.shape[:3], -1)
 
