@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Cell", "Missing", "Result", "averages", "cell", "mean_of", "rows_of", "select"]
+__all__ = ["Cell", "Missing", "Result", "averages", "cell", "in_words", "mean_of", "rows_of", "select"]
 
 Result = Mapping[str, Any]
 
@@ -30,6 +30,16 @@ def cell(table: str, column: str, /, **where: Any) -> Cell:
     return Cell(table, column, tuple(where.items()))
 
 
+def in_words(table: str) -> str:
+    """A table's name on a page.
+
+    >>> in_words("table_3a_quarter"), in_words("losses")
+    ('Table 3a quarter', 'table losses')
+    """
+    words = table.replace("_", " ")
+    return words.capitalize() if words.startswith("table") else f"table {words}"
+
+
 def rows_of(result: Result, table: str) -> list[dict[str, Any]]:
     """The rows of a table; ``Missing`` when the results do not have it."""
     tables = result.get("tables") or {}
@@ -50,7 +60,8 @@ def select(result: Result, wanted: Cell) -> dict[Any, float]:
                 raise Missing(f"{table} has several rows {where} with the same seed; one is expected")
             by_seed[row.get("seed")] = float(value)
     if not by_seed:
-        raise Missing(f"{table} has no {wanted.column} {where}".rstrip())
+        what = f"{wanted.column.replace('_', ' ')} {where}".rstrip()
+        raise Missing(f"missing: {what}, in {in_words(wanted.table)}")
     return by_seed
 
 

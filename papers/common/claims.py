@@ -15,7 +15,7 @@ from typing import Any
 
 from attnlab.evaluation.intervals import mean_interval, wilson
 from attnlab.pages.numbers import number
-from papers.common.cells import Cell, Missing, Result, mean_of, rows_of, select
+from papers.common.cells import Cell, Missing, Result, in_words, mean_of, rows_of, select
 from papers.common.row_store import read_results
 
 __all__ = [
@@ -315,7 +315,7 @@ def everywhere(table: str, key: str, test: Callable[[Any], Predicate], *, share:
             except Missing:
                 continue
         if not parts:
-            raise Missing(f"table {table} has no complete {key}")
+            raise Missing(f"missing: a complete {key}, in {in_words(table)}")
         states = [part.state for part in parts]
         held = states.count(HELD)
         state = HELD if held >= share * len(parts) else NOT_HELD
