@@ -42,7 +42,7 @@ STRIDE, FIRST = 38, 3
 SECONDS = 30
 MORE_BYTES = 6 << 30
 # A training may have begun, and said so, and a text may be doubtful.
-BEGUN = re.compile(r"step |attnlab: (converting |warning: |[\d,]+ parameters; )")
+BEGUN = re.compile(r"step |attnlab: (converting |warning: |this processor |[\d,]+ parameters; )")
 # Advice that is of no use at the command line.
 PYTHON = re.compile(
     r"\bpass \w+=|\(\w+=True\)|=\[|Malformed\(|save_pretrained|\bal\.\w|\b[a-z_]+\(\w+=|import |<class |Traceback"
