@@ -35,7 +35,7 @@ from attnlab.evaluation.intervals import mean_interval
 from attnlab.pretraining.conversion import ConversionConfig, convert_model
 from attnlab.provenance import write_json
 
-TABLE, MEANS, NONE = "texts", "means", "none"
+TABLE, MEANS, LEFT, NONE = "texts", "means", "left", "none"
 KEYS = ("model", "text", "measured", "seed")
 # Characters that the scores of the arm without training begin from.
 SAMPLE = 400_000
@@ -117,6 +117,17 @@ def means(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return made
 
 
+def left(means: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each arm: what is left of the distance on each text, with its interval."""
+    arms: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in means:
+        low, high = row["kl_left_low"], row["kl_left_high"]
+        interval = "" if low is None else f" [{low:.2f}, {high:.2f}]"
+        arm = arms.setdefault((row["model"], row["text"]), {"learned_from": row["text"], "seeds": row["seeds"]})
+        arm[row["measured"]] = f"{row['kl_left']:.2f}{interval}"
+    return list(arms.values())
+
+
 def named(pair: str) -> tuple[str, str]:
     name, given, path = pair.partition("=")
     if not (name and given and path) or "+" in name:
@@ -156,7 +167,8 @@ def main() -> None:
             keys={TABLE: list(KEYS)},
         )  # fmt: skip
         merged = write_results(args.out, result, before=read_results(args.out))
-        write_json(args.out, {**merged, "tables": {**merged["tables"], MEANS: means(merged["tables"][TABLE])}})
+        summed = means(merged["tables"][TABLE])
+        write_json(args.out, {**merged, "tables": {**merged["tables"], MEANS: summed, LEFT: left(summed)}})
 
 
 if __name__ == "__main__":

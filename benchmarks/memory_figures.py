@@ -54,8 +54,9 @@ def _curves(rows: Sequence[Row], task: str, column: str) -> Iterator[Line]:
 def conversion_curves(rows: Sequence[Row], judged: Sequence[Row], length: int) -> str:
     """Loss above the teacher's and needles found against the cache, a line for each kind of memory that was measured.
 
-    A panel without a point is left out. Of eviction the best policy at each budget is drawn: where the rows have none,
-    the needles are those of the judge, whose policies have not seen the question, as a memory has not.
+    A panel without a point, or of a loss after the cut without two kinds, is left out. Of eviction the best policy at
+    each budget is drawn: where the rows have none, the needles are those of the judge, whose policies have not seen the
+    question, as a memory has not.
     """
     names = [*(_kind(row["model"]) for row in rows), EVICTION]
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(dict.fromkeys(names))}
@@ -71,7 +72,8 @@ def conversion_curves(rows: Sequence[Row], judged: Sequence[Row], length: int) -
             if row.get(column) is not None:
                 own = points.setdefault(_kind(row["model"]), {})
                 own[row["cache"]] = best(row[column], own.get(row["cache"], row[column]))
-        if not set(points) - {TEACHER}:
+        # After the cut one memory alone says nothing: that loss is there to be compared with eviction's.
+        if len(set(points) - {TEACHER}) < (2 if column == "continuation_above" else 1):
             continue
         if column == "needle" and EVICTION not in points:
             points[EVICTION] = _best_judged(judged, length)

@@ -22,6 +22,7 @@ def test_a_dry_run_measures_every_arm_on_every_text(tmp_path: Path) -> None:
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         tables = json.loads((tmp_path / "out.json").read_text())["tables"]
+        assert {row["learned_from"]: row["book"] for row in tables["left"]}["none"].startswith("1.00")
         return tables["texts"], tables["means"]
 
     rows, _ = run("--arms", "one")

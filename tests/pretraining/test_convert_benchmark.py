@@ -121,6 +121,8 @@ def test_the_figure_draws_what_is_measured_and_more_when_it_arrives(tables: Modu
         {"model": "plan", "budget": 0.5, "cache": 0.5, "loss_above": 0.0, "continuation_above": 0.1},
         *({"model": f"eviction, {name}", "cache": 0.25, "needle": x} for name, x in (("tova", 0.2), ("h2o", 0.1))),
     ]
+    assert "after the cache is cut" not in figures.conversion_curves(more, judged, 64)
+    more.append({"model": "eviction, tova", "cache": 0.5, "continuation_above": 0.3})
     again = figures.conversion_curves(more, judged, 64)
     assert "after the cache is cut" in again
     # The plan has two points now: a line.
