@@ -13,6 +13,8 @@ from attnlab.commands._shared import dtype_argument, model_argument, on_gpu, own
 __all__ = ["arguments", "run"]
 
 TEMPERATURES = (0.7, 1.0)
+# Why texts are left out.
+REASONS = {"loops": "that repeat themselves", "short": "that end at once"}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,11 +84,8 @@ def run(options: argparse.Namespace) -> Answer:
 
 
 def _lines(state: dict[str, Any], model: str, out: Path) -> list[str]:
-    dropped = ", ".join(f"{count:,} {_REASONS[reason]}" for reason, count in state["dropped"].items()) or "none"
+    dropped = ", ".join(f"{count:,} {REASONS[reason]}" for reason, count in state["dropped"].items()) or "none"
     return [
         f"{state['texts']:,} texts of {state['tokens']:,} tokens; left out: {dropped}",
         f"to learn from them: attnlab convert {model} --budget 0.25 --text {out} --out FOLDER",
     ]
-
-
-_REASONS = {"loops": "that repeat themselves", "short": "that end at once"}

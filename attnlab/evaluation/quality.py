@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from attnlab.measure import parameter_count
 from attnlab.pages.numbers import with_interval
 from attnlab.reading.correlation import bootstrap_interval
 from attnlab.summaries import short_repr
+from attnlab.training.runs import say
 
 __all__ = [
     "Predictions",
@@ -108,7 +108,7 @@ def cut_windows(
     check_reads_text(loaded.model)
     check_ids(loaded.model, torch.tensor(ids))
     if (doubt := unknown_tokens(tokenizer, torch.tensor(ids))) is not None:
-        print(f"attnlab: warning: {doubt}", file=sys.stderr)
+        say(f"warning: {doubt}")
     rows = [before + ids[i : i + room] + after for i in range(0, len(ids), room)]
     # The model never reads what padding holds, so a tokenizer without a padding token needs none.
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0

@@ -52,7 +52,7 @@ def select(result: Result, wanted: Cell) -> dict[Any, float]:
     """The values of a cell by seed (None where the rows have no seed); ``Missing`` when there is none."""
     by_seed: dict[Any, float] = {}
     where = "for " + ", ".join(f"{key} {setting}" for key, setting in wanted.where) if wanted.where else ""
-    table = wanted.table if wanted.table.startswith("table") else f"table {wanted.table}"
+    table = in_words(wanted.table)
     for row in rows_of(result, wanted.table):
         value = row.get(wanted.column)
         if value is not None and all(row.get(key) == setting for key, setting in wanted.where):
@@ -61,7 +61,7 @@ def select(result: Result, wanted: Cell) -> dict[Any, float]:
             by_seed[row.get("seed")] = float(value)
     if not by_seed:
         what = f"{wanted.column.replace('_', ' ')} {where}".rstrip()
-        raise Missing(f"missing: {what}, in {in_words(wanted.table)}")
+        raise Missing(f"missing: {what}, in {table}")
     return by_seed
 
 

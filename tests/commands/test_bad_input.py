@@ -221,6 +221,20 @@ def test_ids_beyond_the_embeddings_are_one_line_of_every_command(
     assert not any((tmp_path / "own").iterdir()), "something was half written"
 
 
+@pytest.mark.parametrize("command", ["compare", "audit", "convert", "explore"])
+def test_a_text_that_the_tokenizer_does_not_know_is_said_to_be_doubtful(
+    command: str, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the king is dead a b .\n\n" * 300)
+    words = [word.replace(str(files / "text.txt"), str(text)) for word in good_call(command, files, tmp_path / "own")]
+    if command == "explore":
+        words = [command, words[1], "--long", "--text", str(text), *words[3:]]
+    code, err = outcome(words, capsys)
+    assert code == 0
+    assert "of the text's tokens are unknown to the tokenizer ([UNK])" in err
+
+
 @pytest.mark.parametrize("command", ["explore", "compare", "audit"])
 @pytest.mark.parametrize("kind", ["clip", "whisper"])
 def test_a_model_of_more_than_text_is_one_line(
