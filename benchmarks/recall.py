@@ -1,12 +1,17 @@
 """Multi-query associative recall at equal memory: which bounded attention remembers a pair that has left the window?
 
-    python benchmarks/recall.py runs/recall                # a GPU: 64 pairs in 512 tokens, 64 keys a head
-    python benchmarks/recall.py runs/recall --tiny         # a dry run on a CPU: 8 pairs in 64 tokens
+    python benchmarks/recall.py runs/recall                                 # a GPU: 64 pairs in 512 tokens
+    python benchmarks/recall.py runs/recall --width 128 --rows 16           # the same task on a CPU
+    python benchmarks/recall.py runs/recall --tiny                          # a dry run on a CPU: 8 pairs in 64 tokens
 
 A model of two layers learns each mechanism for each seed, in a run folder of its own. Trained on the task itself, no
 attention finds out whose value a value is, not even softmax: so a model first learns tasks of few pairs, few keys and
-short sequences, in which every later place is a question, then ever larger ones. The same command goes on where it was
-interrupted. ``benchmarks/results/recall.json``, or ``--out``, gets the share of questions answered.
+short sequences, in which every later place is a question, then ever larger ones. A memory without parameters of its
+size grows with the task: where all pairs fit into every head from the start, one head learns to remember all of them
+and is later too small, while heads whose memories are always a little small learn to share the pairs out.
+
+The same command goes on where it was interrupted. ``benchmarks/results/recall.json``, or ``--out``, gets the share of
+questions answered, and how it stood before each task grew.
 """
 
 from __future__ import annotations
@@ -67,6 +72,10 @@ class Config:
         length, apart = (n * stage.pairs // self.pairs for n in (self.length, self.apart))
         return RecallTask(pairs=stage.pairs, length=length, apart=apart, drawn=stage.drawn, dense=True, **sizes)
 
+    def memory_at(self, stage: Stage | None) -> int:
+        """Keys of a memory that grows with the task: as many for each pair as at the end."""
+        return self.memory if stage is None else max(1, self.memory * stage.pairs // self.pairs)
+
     @property
     def growing(self) -> list[Stage]:
         """The easier tasks: pairs and the keys that they are drawn from double, then the keys alone."""
@@ -90,22 +99,43 @@ TINY = replace(
 )  # fmt: skip
 
 
+# What an option of the command sets.
+SIZES = (
+    "pairs",
+    "length",
+    "apart",
+    "keys",
+    "values",
+    "memory",
+    "width",
+    "rows",
+    "small_steps",
+    "steps",
+    "warmup",
+    "lr",
+)
+
+
 def compared(memory: int) -> dict[str, str]:
     """Specs by name; of hybrids three quarters of the memory are slots, since a pair is asked for far away."""
-    window = max(4, memory // 4)
+    slots, window = memory - memory // 4, max(4, memory // 4)
     # A query at the beginning of a block still sees the tokens just before it.
     block = window // 2
-    hybrid = f"abc-hybrid:slots={memory - window},window={window},sinks=0,block={block},control=x"
+    hybrid = f"abc-hybrid:slots={slots},window={window},sinks=0,block={block},control=x"
     return {
         "softmax": "softmax",
         "window": f"abc-window:slots={memory}",
         "abc-mlp": f"abc-mlp:slots={memory},tied=false",
-        "select": f"abc-select:slots={memory - window},window={window},sinks=0,block={block}",
+        "select": f"abc-select:slots={slots},window={window},sinks=0,block={block}",
         "hybrid": hybrid,
         "hybrid, no mass": f"{hybrid},mass=false",
         "hybrid, control of key": hybrid.replace("=x", "=key"),
         "hybrid, half slots": f"abc-hybrid:slots={memory // 2},window={memory // 2},sinks=0,block={block},control=x",
     }
+
+
+# Mechanisms whose parameters do not depend on how much they remember, so that their memory can grow.
+GROWING = ("window", "select")
 
 
 class Answered:
@@ -138,11 +168,16 @@ def make_model(config: Config, spec: str, seed: int) -> Transformer:
     return model
 
 
-def learned(config: Config, spec: str, seed: int, folder: Path) -> dict[str, float]:
+def learned(config: Config, name: str, seed: int, folder: Path) -> dict[str, Any]:
     """Train one model on ever larger tasks, or go on with it, and evaluate it on sequences that it has not seen."""
-    model = make_model(config, spec, seed)
+    before: Path | None = None
+    answered: dict[str, float] = {}
     for stage in (*config.growing, None):
-        name = "whole" if stage is None else f"{stage.pairs}-pairs-of-{stage.drawn}"
+        task = "whole" if stage is None else f"{stage.pairs}-pairs-of-{stage.drawn}"
+        spec = compared(config.memory_at(stage) if name in GROWING else config.memory)[name]
+        model = make_model(config, spec, seed)
+        if before is not None:
+            load_weights(model, before)
         steps = config.steps if stage is None else config.small_steps
         settings = Settings(
             steps=steps,
@@ -160,14 +195,14 @@ def learned(config: Config, spec: str, seed: int, folder: Path) -> dict[str, flo
             config.task(seed, stage),
             terms=[CrossEntropy(), Answered()],
             settings=settings,
-            run_dir=folder / name,
-            config={"spec": spec, "stage": name, **asdict(config)},
+            run_dir=folder / task,
+            config={"spec": spec, "stage": task, **asdict(config)},
             evaluations={"held-out": Evaluation(config.task(10_000 + seed, stage), config.batches)},
             resume=True,
         )
-        # A run that was finished before has trained no model here.
-        load_weights(model, folder / name)
-    return {"answered": outcome.metrics["held-out/answered"], "loss": outcome.metrics["held-out/cross_entropy"]}
+        before, answered[task] = folder / task, outcome.metrics["held-out/answered"]
+    loss = outcome.metrics["held-out/cross_entropy"]
+    return {"answered": answered.pop("whole"), "loss": loss, "answered_before": answered}
 
 
 def main() -> None:
@@ -175,22 +210,23 @@ def main() -> None:
     parser.add_argument("work", type=Path, help="the folder of the runs")
     parser.add_argument("--only", nargs="+", help="names of what to compare; by default all")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--lr", type=float)
+    for option in SIZES:
+        parser.add_argument(f"--{option.replace('_', '-')}", type=type(getattr(Config, option)))
     parser.add_argument("--tiny", action="store_true", help="a dry run on a CPU")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "recall.json")
     args = parser.parse_args()
-    config = TINY if args.tiny else Config()
-    config = replace(config, steps=args.steps or config.steps, lr=args.lr or config.lr)
+    asked = {option: value for option in SIZES if (value := getattr(args, option)) is not None}
+    config = replace(TINY if args.tiny else Config(), **asked)
     specs = compared(config.memory)
     if unknown := set(args.only or ()) - specs.keys():
         parser.error(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(specs)}")
     for seed in range(args.seeds):
         for name in args.only or specs:
             labels = {"mechanism": name, "spec": specs[name], "seed": seed, "steps": config.steps, "lr": config.lr,
-                      "pairs": config.pairs, "length": config.length, "memory": config.memory}  # fmt: skip
+                      "pairs": config.pairs, "length": config.length, "memory": config.memory,
+                      "width": config.width}  # fmt: skip
             folder = args.work / f"{name.replace(', ', '-').replace(' ', '-')}-{config.pairs}-{seed}"
-            row = labels | learned(config, specs[name], seed, folder)
+            row = labels | learned(config, name, seed, folder)
             print(row, flush=True)
             result = make_results("recall", "ABC", {TABLE: [row]}, config=asdict(config), keys={TABLE: list(labels)})
             write_results(args.out, result, before=read_results(args.out))
