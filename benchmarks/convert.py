@@ -14,7 +14,9 @@ A loss over windows that are read in one piece knows nothing of eviction, which 
 `attnlab judge` has it. The table ``conversion`` has a row for each student and seed, ``arms`` means over seeds,
 ``against`` the plan's distance from every other arm on the same windows and cases. With ``--train-only``, ``trained``
 is what training measured on held-out text, and ``planned`` what planning measured before it. The same command goes on
-where it was interrupted, and rows of other seeds stay. ``benchmarks/wikitext.py`` makes the text of the loss.
+where it was interrupted, and rows of other seeds stay: what was measured of a student lies in its run's
+``scores.json``. So several processes may each train and evaluate some arms and seeds in one folder; the command with
+all of them then makes the tables. ``benchmarks/wikitext.py`` makes the text of the loss.
 ``--tiny`` runs all of it with a small random model on a CPU, to see that everything fits together.
 """
 
@@ -23,7 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -49,6 +51,7 @@ from attnlab.evaluation.plan_conversion import plan_conversion
 from attnlab.evaluation.plans import head_specs
 from attnlab.evaluation.tasks import TaskSettings
 from attnlab.pretraining.conversion import ConversionConfig, convert_model
+from attnlab.provenance import file_sha256, write_json
 from attnlab.registry import spec_of
 from attnlab.training import read_result
 
@@ -166,6 +169,20 @@ def scores(
     return {name.split()[0]: values for name, values in found.items()}
 
 
+def kept_scores(file: Path, config: Config, files: argparse.Namespace, measure: Callable[[], Scores]) -> Scores:
+    """What ``measure`` returns, kept in a file with what it was measured by; measured anew where that differs."""
+    sizes = ("budget", "length", "window", "windows", "passages", "cases", "needle", "dtype")
+    texts = [None if path is None else file_sha256(path) for path in (files.loss_text, files.book, files.lambada)]
+    by = {name: getattr(config, name) for name in sizes} | {"texts": texts}
+    if file.exists():
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        if kept["by"] == by:
+            return dict(kept["scores"])
+    made = measure()
+    write_json(file, {"by": by, "scores": made})
+    return made
+
+
 def values_of(task: dict[str, Any]) -> list[float]:
     """A task's single values; a window of the loss counts by its tokens, so that the values' mean is the loss."""
     if "cases" in task:
@@ -232,32 +249,44 @@ def loaded_for_evaluation(path: str | Path, config: Config) -> LoadedModel:
 def evaluated(config: Config, args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Scores]]:
     """A row and its single values for the teacher, for each student, and for the teacher with evicted caches."""
     teacher, answers = loaded_for_evaluation(config.model, config), args.work / "answers.jsonl"
-    whole = cache_bytes(teacher.model, config.length)
-    cut = continuations(config, args)
-    [cases] = make_cells(cut, teacher).values()
-    first = scores(config, teacher, args, answers, cases)
+    whole, keep = cache_bytes(teacher.model, config.length), partial(kept_scores, config=config, files=args)
+    [cases] = make_cells(continuations(config, args), teacher).values()
+    measure = partial(scores, config, files=args, answers=answers, cases=cases)
+    first = keep(args.work / "teacher-scores.json", measure=partial(measure, teacher))
     row = partial(row_of, teacher=first)
     yield row({"model": "teacher", "cache": 1.0, "softmax_heads": softmax_heads(teacher)}, first), first
+    for name, run in runs_to_show(config, args):
+        student = loaded_for_evaluation(run / "model", config)
+        share = cache_bytes(student.model, config.length) / whole
+        labels = {**labels_of(name, config, run), "cache": share, "softmax_heads": softmax_heads(student)}
+        own = keep(run / "scores.json", measure=partial(measure, student))
+        yield row(labels | _learned(run), own), own
+    for policy in args.policies:
+        file = args.work / f"eviction-{policy.partition(':')[0]}-{config.budget:g}-scores.json"
+        own = keep(file, measure=partial(evicted_scores, config, args, teacher, policy))
+        yield row({"model": f"eviction, {policy}", "budget": config.budget, "cache": config.budget}, own), own
+
+
+def runs_to_show(config: Config, args: argparse.Namespace) -> Iterator[tuple[str, Path]]:
+    """The named arms and seeds, and what was measured of others in the folder."""
     for name in ARMS:
         for run in sorted(run_of(args.work, name, config.budget).glob("seed-*")):
-            if not (run / "model").is_dir():
-                continue
-            student = loaded_for_evaluation(run / "model", config)
-            share = cache_bytes(student.model, config.length) / whole
-            labels = {**labels_of(name, config, run), "cache": share, "softmax_heads": softmax_heads(student)}
-            own = scores(config, student, args, answers, cases)
-            yield row(labels | _learned(run), own), own
-    if args.policies:
-        recall = EvaluateConfig(("needle",), settings_of(config, args), batch=16)
-        specs = [f"{name}:budget={config.budget}" for name in args.policies]
-        needles = evaluate(teacher, policies=specs, config=recall, answers=answers)["rows"][1:]
-        losses = {r["policy"]: r["unseen"] for r in judge(teacher, cut, answers=args.work / "judged.jsonl")["rows"]}
-        for policy, found in zip(args.policies, needles, strict=True):
-            own = {task.split()[0]: values_of(values) for task, values in found["tasks"].items()}
-            if "scores" in losses[policy]:
-                own["continuation"] = losses[policy]["scores"]
-            labels = {"model": f"eviction, {policy}", "budget": config.budget, "cache": config.budget}
-            yield row(labels, own), own
+            named = name in args.arms and labels_of(name, config, run)["seed"] in config.seeds
+            if (run / "model").is_dir() and (named or (run / "scores.json").exists()):
+                yield name, run
+
+
+def evicted_scores(config: Config, args: argparse.Namespace, teacher: LoadedModel, policy: str) -> Scores:
+    """What the teacher keeps of needles and of continuations where a policy cuts its cache to the budget."""
+    recall = EvaluateConfig(("needle",), settings_of(config, args), batch=16)
+    spec = f"{policy}{',' if ':' in policy else ':'}budget={config.budget}"
+    [_, needles] = evaluate(teacher, policies=[spec], config=recall, answers=args.work / "answers.jsonl")["rows"]
+    own = {task.split()[0]: values_of(values) for task, values in needles["tasks"].items()}
+    one = replace(continuations(config, args), policies=(policy,))
+    [losses] = [
+        r["unseen"] for r in judge(teacher, one, answers=args.work / "judged.jsonl")["rows"] if r["policy"] == policy
+    ]
+    return own | ({"continuation": losses["scores"]} if "scores" in losses else {})
 
 
 def softmax_heads(loaded: LoadedModel) -> int:
@@ -274,7 +303,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--text", type=Path)
     for name in ("--loss-text", "--book", "--lambada"):
         parser.add_argument(name, type=Path)
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--arms", nargs="*", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--seeds", type=int, nargs="+", default=Config.seeds)
     for name in ("minutes", "budget", "lr", "repeats", "hard", "heads_share"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=getattr(Config, name))

@@ -39,6 +39,8 @@ from attnlab.training import (
 )
 
 TABLE = "recall"
+# The last keys that abc-select holds exactly: layer 1 looks for the token before. All others it chooses.
+EXACT = 4
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,8 @@ class Config:
         return RecallTask(pairs=stage.pairs, length=length, apart=apart, drawn=stage.drawn, dense=True, **sizes)
 
     def memory_at(self, stage: Stage | None) -> int:
-        """Keys of a memory that grows with the task: as many for each pair as at the end."""
-        return self.memory if stage is None else max(1, self.memory * stage.pairs // self.pairs)
+        """Keys of a memory that grows with the task: besides the exact ones, as many for each pair as at the end."""
+        return self.memory if stage is None else EXACT + max(1, (self.memory - EXACT) * stage.pairs // self.pairs)
 
     @property
     def growing(self) -> list[Stage]:
@@ -126,7 +128,7 @@ def compared(memory: int) -> dict[str, str]:
         "softmax": "softmax",
         "window": f"abc-window:slots={memory}",
         "abc-mlp": f"abc-mlp:slots={memory},tied=false",
-        "select": f"abc-select:slots={slots},window={window},sinks=0,block={block}",
+        "select": f"abc-select:slots={memory - EXACT},window={EXACT},sinks=0,block={EXACT // 2}",
         "hybrid": hybrid,
         "hybrid, no mass": f"{hybrid},mass=false",
         "hybrid, control of key": hybrid.replace("=x", "=key"),

@@ -216,7 +216,7 @@ def test_a_step_on_a_gpu_is_that_of_padded_keys(policy: str, dtype: torch.dtype)
         steps = decoded(model, ids, policy, **texts)
         with without_kernels():
             expected = decoded(model, ids, policy, **texts)
-        assert_close(torch.cat(steps), torch.cat(expected), dtype=torch.bfloat16)
+        assert_close(torch.cat(steps, 1), torch.cat(expected, 1), dtype=torch.bfloat16)
 
 
 def test_a_reset_cache_is_empty() -> None:
