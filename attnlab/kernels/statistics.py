@@ -40,12 +40,14 @@ WIDEST = 128
 MOST_LARGEST = 8
 # Sides of the map's squares are multiples of this, and tiles divide it.
 SIDE = 64
+# No tile has more rows.
+MOST_ROWS = 128
 
 
 # The strides of masks and biases that kernels take.
 PAIR_STRIDES = ("mb", "mh", "mq", "bb", "bh", "bq")
 PASS_STRIDES = ("qb", "qh", "qn", "kb", "kh", "kn", *PAIR_STRIDES)
-ROW_STRIDES = ("qb", "qh", "qn", "kb", "kh", "kn", "vb", "vh", "vn", "ob", "oh", "on", *PAIR_STRIDES)
+ROW_STRIDES = ("qb", "qh", "qn", "kb", "kh", "vb", "vh", "ob", "oh", "on", *PAIR_STRIDES)
 # What the first pass writes for each row.
 BY_ROW = ("Lse", "Entropy", "Squares", "Sinks", "Recent", "Distance", "Norm")
 
@@ -144,10 +146,10 @@ def row_statistics(
         sets = torch.empty(b, h, n_q, m, device=q.device)
         kept = _Lists.made(2 if norm_largest else 1, (b, h, n_q, n), n_tiles, q.device)
         pairs = _pairs(call)
-        # The last key that causality shows each query.
-        reach = torch.arange(call.offset, call.offset + n_q, dtype=torch.int32, device=q.device)
+        # The last key that causality shows each query, and those that fill up a tile.
+        reach = torch.arange(call.offset, call.offset + n_q + MOST_ROWS, dtype=torch.int32, device=q.device)
         pairs = pairs._replace(tensors=pairs.tensors | {"Reach": reach})
-        strides = [s for t in (q, k, keys.values, out) for s in t.stride()[:3]]
+        strides = [*q.stride()[:3], *k.stride()[:2], *keys.values.stride()[:2], *out.stride()[:3]]
         launch(
             rows,
             (triton.cdiv(n_q, tile.rows), b * h, 1),
@@ -160,7 +162,8 @@ def row_statistics(
             dict(zip(ROW_STRIDES, strides + pairs.strides, strict=True)) | _sizes(call)
             | {"recent": recent, "n_sets": m, "tile_mask": tile_mask},
             _row_options(
-                _flags(call, tile, v), (near, norm_largest, squares), d, e, tile, n, keys.side.shape[-1]
+                _flags(call, tile, v), (near, norm_largest, squares), d, e, tile, n, keys.side.shape[-1],
+                (k.stride(2), keys.values.stride(2)),
             ),
         )  # fmt: skip
         if near and call.causal and call.key_visible is None:
@@ -346,11 +349,12 @@ FLAGS = ("CAUSAL", "PADDED", "MASKED", "BIASED", "CUT", "WHOLE", "EXACT")
 @functools.cache
 def _row_options(
     flags: tuple[bool, ...], asked: tuple[bool, ...], d: int, e: int, tile: Tile, n: int,
-    width: int,
+    width: int, apart: tuple[int, int],
 ) -> Options:  # fmt: skip
+    """``apart``: how far a key and a value are from the next."""
     named = dict(zip((*FLAGS, "NEAR", "NORM", "SQUARES"), (*flags, *asked), strict=True))
     widths = {"D": d, "E": e, "BD": _width(d), "BE": _width(e)}
-    return _options(named | widths, tile, {"N": n, "MS": width})
+    return _options(named | widths, tile, {"N": n, "MS": width, "KN": apart[0], "VN": apart[1]})
 
 
 @functools.cache
