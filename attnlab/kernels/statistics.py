@@ -67,8 +67,12 @@ class Tile(NamedTuple):
 
 
 # By the widest head: tiles of the first pass, of the first pass that also ranks by lengths, and of the second pass.
-ROW_TILE = {64: Tile(64, 64, 4, 3, registers=168), WIDEST: Tile(64, 64, 4, 2)}
-RANKED_ROW_TILE = {64: Tile(64, 128, 4, 2, 1), WIDEST: Tile(64, 64, 4, 2)}
+ROW_TILE = {64: Tile(64, 64, 4, 2, 4, 128), WIDEST: Tile(64, 64, 4, 2, 4)}
+RANKED_ROW_TILE = {64: Tile(64, 128, 4, 2, 4), WIDEST: Tile(64, 64, 4, 2)}
+# Of the first pass where a mask or a bias is read, which takes registers.
+MASKED_ROW_TILE = {64: Tile(64, 64, 4, 2, 4), WIDEST: Tile(64, 64, 4, 2)}
+# The least limit of registers where tiles may end beyond the text, keys are padding or no query is cut off.
+ROOMY = 168
 COLUMN_TILE = {64: Tile(64, 128, 4, 2, registers=128), WIDEST: Tile(64, 64, 4, 2)}
 # Of squares whose side or place is no multiple of the tile's.
 SMALL_COLUMN_TILE = {64: Tile(64, 64, 4, 3), WIDEST: Tile(64, 64, 4, 3)}
@@ -133,7 +137,7 @@ def row_statistics(
     """
     q, k, v = _rows_contiguous(call.q, call.k, call.v)
     (b, h, n_q, d), (n_k, e), m = q.shape, v.shape[2:], members.shape[-1]
-    n, tile = triton.next_power_of_2(largest), _tile(RANKED_ROW_TILE if norm_largest else ROW_TILE, q, v)
+    n, tile = triton.next_power_of_2(largest), _row_tile(call, v, norm_largest)
     n_tiles = triton.cdiv(n_k, tile.keys)
     tile_mask = triton.next_power_of_2(n_tiles) - 1
     key_places, query_places = (q, q) if places is None else (t.int().contiguous() for t in places)
@@ -326,6 +330,17 @@ def _tile(tiles: dict[int, Tile], *tensors: Tensor) -> Tile:
     if tensors[0].dtype == torch.float32:
         return EXACT_TILE
     return next(tile for width, tile in tiles.items() if max(t.shape[-1] for t in tensors) <= width)
+
+
+def _row_tile(call: AttentionCall, v: Tensor, ranked: bool) -> Tile:
+    """The tile of the first pass; its limit of registers is one for plain causal calls."""
+    if call.mask is not None or call.bias is not None:
+        return _tile(MASKED_ROW_TILE, call.q, v)
+    tile = _tile(RANKED_ROW_TILE if ranked else ROW_TILE, call.q, v)
+    whole = _flags(call, tile, v)[FLAGS.index("WHOLE")]
+    return (
+        tile if not tile.registers or (call.causal and whole) else tile._replace(registers=max(tile.registers, ROOMY))
+    )
 
 
 def _flags(call: AttentionCall, tile: Tile, v: Tensor) -> tuple[bool, ...]:

@@ -358,6 +358,9 @@ def rows(
     for number in range(tiles - 1, -1, -1):
         lo = number * BN
         j = lo + tl.arange(0, BN)
+        if NORM:
+            # Asked for early: nothing loads it a tile ahead.
+            lengths = load_tile(LogNorms + j, seen_keys(Visible, b, j, n_k, PADDED), WHOLE)
         s, seen = scores(
             q, K, Visible, Mask, Bias, Reach, b, i, lo, d, in_q, in_d, n_q, n_k, KN, mq, bq, offset, scale,
             lo >= edge, BN, CAUSAL, PADDED, MASKED, BIASED, CUT, WHOLE, PRECISION,
@@ -401,7 +404,7 @@ def rows(
         best, at = _keep(s, highest, j, number, best, at, tile_mask, EXACT, N)
         if NORM:
             # Ranked by w_j |v_j|; what is hidden stays so.
-            s += tl.load(LogNorms + j, mask=seen, other=0.0)[None, :]
+            s += lengths[None, :]
             norm_best, norm_at = _keep(s, tl.max(s, 1), j, number, norm_best, norm_at, tile_mask, EXACT, N)
     whole = unfold(total, FOLD)
     some = whole > 0
