@@ -93,8 +93,8 @@ def test_compiled_for_hopper(name: str, kind: str) -> None:
     if kind == "bfloat16":
         # Products that wait for each other, and tiles that are not loaded ahead, cost half of the speed.
         assert "serialized" not in result["ptxas"]
-        # Two numbers, which only tiles that causality cuts ask for.
-        assert int(re.findall(r"(\d+) bytes spill stores", result["ptxas"])[0]) <= 8
+        # Addresses of a thread, stored once before the loop; with sums of squares they are four numbers.
+        assert int(re.findall(r"(\d+) bytes spill stores", result["ptxas"])[0]) <= 16
         assert result["stages"] > 0
 
 
