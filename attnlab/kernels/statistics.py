@@ -40,12 +40,14 @@ WIDEST = 128
 MOST_LARGEST = 8
 # Sides of the map's squares are multiples of this, and tiles divide it.
 SIDE = 64
+# No tile has more rows.
+MOST_ROWS = 128
 
 
 # The strides of masks and biases that kernels take.
 PAIR_STRIDES = ("mb", "mh", "mq", "bb", "bh", "bq")
 PASS_STRIDES = ("qb", "qh", "qn", "kb", "kh", "kn", *PAIR_STRIDES)
-ROW_STRIDES = ("qb", "qh", "qn", "kb", "kh", "kn", "vb", "vh", "vn", "ob", "oh", "on", *PAIR_STRIDES)
+ROW_STRIDES = ("qb", "qh", "qn", "kb", "kh", "vb", "vh", "ob", "oh", "on", *PAIR_STRIDES)
 # What the first pass writes for each row.
 BY_ROW = ("Lse", "Entropy", "Squares", "Sinks", "Recent", "Distance", "Norm")
 
@@ -65,8 +67,12 @@ class Tile(NamedTuple):
 
 
 # By the widest head: tiles of the first pass, of the first pass that also ranks by lengths, and of the second pass.
-ROW_TILE = {64: Tile(64, 64, 4, 3, registers=168), WIDEST: Tile(64, 64, 4, 2)}
-RANKED_ROW_TILE = {64: Tile(64, 128, 4, 2, 1), WIDEST: Tile(64, 64, 4, 2)}
+ROW_TILE = {64: Tile(64, 64, 4, 2, 4, 128), WIDEST: Tile(64, 64, 4, 2, 4)}
+RANKED_ROW_TILE = {64: Tile(64, 128, 4, 2, 4), WIDEST: Tile(64, 64, 4, 2)}
+# Of the first pass where a mask or a bias is read, which takes registers.
+MASKED_ROW_TILE = {64: Tile(64, 64, 4, 2, 4), WIDEST: Tile(64, 64, 4, 2)}
+# The least limit of registers where tiles may end beyond the text, keys are padding or no query is cut off.
+ROOMY = 168
 COLUMN_TILE = {64: Tile(64, 128, 4, 2, registers=128), WIDEST: Tile(64, 64, 4, 2)}
 # Of squares whose side or place is no multiple of the tile's.
 SMALL_COLUMN_TILE = {64: Tile(64, 64, 4, 3), WIDEST: Tile(64, 64, 4, 3)}
@@ -131,7 +137,7 @@ def row_statistics(
     """
     q, k, v = _rows_contiguous(call.q, call.k, call.v)
     (b, h, n_q, d), (n_k, e), m = q.shape, v.shape[2:], members.shape[-1]
-    n, tile = triton.next_power_of_2(largest), _tile(RANKED_ROW_TILE if norm_largest else ROW_TILE, q, v)
+    n, tile = triton.next_power_of_2(largest), _row_tile(call, v, norm_largest)
     n_tiles = triton.cdiv(n_k, tile.keys)
     tile_mask = triton.next_power_of_2(n_tiles) - 1
     key_places, query_places = (q, q) if places is None else (t.int().contiguous() for t in places)
@@ -144,10 +150,10 @@ def row_statistics(
         sets = torch.empty(b, h, n_q, m, device=q.device)
         kept = _Lists.made(2 if norm_largest else 1, (b, h, n_q, n), n_tiles, q.device)
         pairs = _pairs(call)
-        # The last key that causality shows each query.
-        reach = torch.arange(call.offset, call.offset + n_q, dtype=torch.int32, device=q.device)
+        # The last key that causality shows each query, and those that fill up a tile.
+        reach = torch.arange(call.offset, call.offset + n_q + MOST_ROWS, dtype=torch.int32, device=q.device)
         pairs = pairs._replace(tensors=pairs.tensors | {"Reach": reach})
-        strides = [s for t in (q, k, keys.values, out) for s in t.stride()[:3]]
+        strides = [*q.stride()[:3], *k.stride()[:2], *keys.values.stride()[:2], *out.stride()[:3]]
         launch(
             rows,
             (triton.cdiv(n_q, tile.rows), b * h, 1),
@@ -160,7 +166,8 @@ def row_statistics(
             dict(zip(ROW_STRIDES, strides + pairs.strides, strict=True)) | _sizes(call)
             | {"recent": recent, "n_sets": m, "tile_mask": tile_mask},
             _row_options(
-                _flags(call, tile, v), (near, norm_largest, squares), d, e, tile, n, keys.side.shape[-1]
+                _flags(call, tile, v), (near, norm_largest, squares), d, e, tile, n, keys.side.shape[-1],
+                (k.stride(2), keys.values.stride(2)),
             ),
         )  # fmt: skip
         if near and call.causal and call.key_visible is None:
@@ -325,6 +332,17 @@ def _tile(tiles: dict[int, Tile], *tensors: Tensor) -> Tile:
     return next(tile for width, tile in tiles.items() if max(t.shape[-1] for t in tensors) <= width)
 
 
+def _row_tile(call: AttentionCall, v: Tensor, ranked: bool) -> Tile:
+    """The tile of the first pass; its limit of registers is one for plain causal calls."""
+    if call.mask is not None or call.bias is not None:
+        return _tile(MASKED_ROW_TILE, call.q, v)
+    tile = _tile(RANKED_ROW_TILE if ranked else ROW_TILE, call.q, v)
+    whole = _flags(call, tile, v)[FLAGS.index("WHOLE")]
+    return (
+        tile if not tile.registers or (call.causal and whole) else tile._replace(registers=max(tile.registers, ROOMY))
+    )
+
+
 def _flags(call: AttentionCall, tile: Tile, v: Tensor) -> tuple[bool, ...]:
     """CAUSAL, PADDED, MASKED, BIASED, CUT (keys of some tile are hidden), WHOLE (every tile is inside), EXACT."""
     _, _, n_q, n_k = call.sizes
@@ -346,11 +364,12 @@ FLAGS = ("CAUSAL", "PADDED", "MASKED", "BIASED", "CUT", "WHOLE", "EXACT")
 @functools.cache
 def _row_options(
     flags: tuple[bool, ...], asked: tuple[bool, ...], d: int, e: int, tile: Tile, n: int,
-    width: int,
+    width: int, apart: tuple[int, int],
 ) -> Options:  # fmt: skip
+    """``apart``: how far a key and a value are from the next."""
     named = dict(zip((*FLAGS, "NEAR", "NORM", "SQUARES"), (*flags, *asked), strict=True))
     widths = {"D": d, "E": e, "BD": _width(d), "BE": _width(e)}
-    return _options(named | widths, tile, {"N": n, "MS": width})
+    return _options(named | widths, tile, {"N": n, "MS": width, "KN": apart[0], "VN": apart[1]})
 
 
 @functools.cache

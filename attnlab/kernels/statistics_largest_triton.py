@@ -97,8 +97,8 @@ def scored(
     for t in range(first, last + 1):
         j = t * BN + tl.arange(0, BN)
         s, seen = scores(
-            q, K, Visible, Mask, Bias, Reach, b, i, j, d, inside, in_d, n_q, n_k, kn, mq, bq, offset, scale,
-            t * BN + BN - 1 > reach, CAUSAL, PADDED, MASKED, BIASED, CUT, False, "tf32",
+            q, K + tl.cast(t, tl.int64) * BN * kn, Visible, Mask, Bias, Reach, b, i, t * BN, d, inside, in_d, n_q, n_k,
+            kn, mq, bq, offset, scale, t * BN + BN - 1 > reach, BN, CAUSAL, PADDED, MASKED, BIASED, CUT, False, "tf32",
         )  # fmt: skip
         if NORM:
             s += tl.load(LogNorms + j, mask=seen & (number >= heads), other=0.0)[None, :]

@@ -79,20 +79,25 @@ def hide(
     if CAUSAL:  # noqa: SIM102
         if edge:
             # A load keeps the compiler from comparing and selecting in all tiles what only few need.
-            reach = tl.load(Reach + i, mask=i < n_q, other=0) if LOADED else i + offset
+            reach = tl.load(Reach + i) if LOADED else i + offset
             s = tl.where(j <= reach, s, HIDDEN)
     return s
 
 
 @triton.jit
 def scores(
-    q, K, Visible, Mask, Bias, Reach, b, i, j, d, in_q, in_d, n_q, n_k, kn, mq, bq, offset, scale,
-    edge, CAUSAL: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr,
+    q, K, Visible, Mask, Bias, Reach, b, i, lo, d, in_q, in_d, n_q, n_k, kn, mq, bq, offset, scale,
+    edge, BN: tl.constexpr, CAUSAL: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr,
     CUT: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """(scores of a tile before the scale, which keys exist); hidden ones are -1e30. ``edge``: causality cuts it."""
+    """(scores of a tile before the scale, which keys exist); hidden ones are -1e30.
+
+    ``K`` is the tile's first key, with number ``lo``; ``edge``: causality cuts the tile.
+    """
+    place = tl.arange(0, BN)
+    j = lo + place
     seen = seen_keys(Visible, b, j, n_k, PADDED)
-    k = load_tile(K + j[None, :] * kn + d[:, None], seen[None, :] & in_d[:, None], WHOLE)
+    k = load_tile(K + (place.to(tl.int64)[None, :] * kn + d[:, None]), seen[None, :] & in_d[:, None], WHOLE)
     s = tl.dot(q, k, input_precision=PRECISION)
     inside = in_q[:, None] & (j < n_k)[None, :]
     s = hide(
@@ -198,8 +203,37 @@ def _store_list(
 
 @triton.jit
 def fold(x, BM: tl.constexpr, BN: tl.constexpr, FOLD: tl.constexpr):
-    """The sum over a row of a tile, as FOLD numbers: with 8, as threads hold a product, none is exchanged."""
-    return tl.sum(x, 1)[:, None] if FOLD == 1 else tl.sum(tl.reshape(x, [BM, BN // FOLD, FOLD]), 1)
+    """The sum over a row of a tile, as FOLD numbers: with 8, as threads hold a product, none is exchanged.
+
+    With 4 each thread has one of them, in a shape of its own (``beside``), so that Triton leaves them where they are.
+    """
+    if FOLD == 1:
+        sums = tl.sum(x, 1)[:, None]
+    elif FOLD == 4:
+        sums = tl.sum(tl.sum(tl.reshape(x, [BM, BN // 8, 4, 2]), 1, keep_dims=True), 3, keep_dims=True)
+    else:
+        sums = tl.sum(tl.reshape(x, [BM, BN // FOLD, FOLD]), 1)
+    return sums
+
+
+@triton.jit
+def unfold(x, FOLD: tl.constexpr):
+    """The sums of rows that are kept as FOLD numbers."""
+    if FOLD == 4:
+        x = tl.sum(tl.sum(x, 3), 1)
+    return tl.sum(x, 1)
+
+
+@triton.jit
+def beside(x, FOLD: tl.constexpr):
+    """A number of each row in the shape of ``fold``."""
+    return x[:, None, None, None] if FOLD == 4 else x[:, None]
+
+
+@triton.jit
+def no_sums(BM: tl.constexpr, FOLD: tl.constexpr):
+    """Zeros in the shape of ``fold``."""
+    return tl.zeros([BM, 1, 4, 1], tl.float32) if FOLD == 4 else tl.zeros([BM, FOLD], tl.float32)
 
 
 @triton.jit
@@ -268,7 +302,7 @@ def rows(
     # added to: how many rows have kept a tile, for each list of tiles
     Counts,
     # strides of Q, K, V, Out, Mask, Bias
-    qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on, mb, mh, mq, bb, bh, bq,
+    qb, qh, qn, kb, kh, vb, vh, ob, oh, on, mb, mh, mq, bb, bh, bq,
     # sizes; how many keys are recent, how many sets there are, and the bits of a score that hold a tile's number
     H, G, n_q, n_k, offset, scale, recent, n_sets, tile_mask,
     # the call
@@ -277,9 +311,9 @@ def rows(
     # what is computed: distances (queries stand among the keys), the largest weights times lengths of values, sums of
     # squares
     NEAR: tl.constexpr, NORM: tl.constexpr, SQUARES: tl.constexpr,
-    # tiles
+    # tiles; how far a key and a value are from the next
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    FOLD: tl.constexpr, N: tl.constexpr, MS: tl.constexpr,
+    FOLD: tl.constexpr, N: tl.constexpr, MS: tl.constexpr, KN: tl.constexpr, VN: tl.constexpr,
 ):  # fmt: skip
     """The output and the statistics of BM rows, key tile by key tile; the tiles that causality cuts come first."""
     PRECISION: tl.constexpr = "ieee" if EXACT else "tf32"
@@ -297,85 +331,98 @@ def rows(
     Mask += b * mb + h * mh
     Bias += b * bb + h * bh
     c = scale * LOG2E
-    own = tl.zeros([BM], tl.float32)
-    if NEAR:
+    if NEAR and (PADDED or not CAUSAL):
         own = (tl.load(QueryPlaces + b * n_q + i, mask=in_q, other=0) if PADDED else i + offset).to(tl.float32)
     # Keys beyond ``last`` are seen by no row, and keys before ``edge`` by every row, as far as causality goes.
     last, edge = n_k, n_k
     if CAUSAL:
         last = tl.minimum(n_k, tl.maximum(start + BM + offset, 0))
         edge = tl.maximum(tl.minimum(start + offset + 1, last), 0) // BN * BN
-    top = tl.full([BM], HIDDEN, tl.float32)
-    total = tl.zeros([BM, FOLD], tl.float32)
-    mean_score = tl.zeros([BM, FOLD], tl.float32)
-    squares = tl.zeros([BM, FOLD], tl.float32)
-    near_mass = tl.zeros([BM, FOLD], tl.float32)
-    distance = tl.zeros([BM, FOLD], tl.float32)
+    # A row that has seen nothing yet has weights of zero: its base is far above HIDDEN.
+    base = tl.full([BM], EMPTY, tl.float32) * c
+    total = no_sums(BM, FOLD)
+    mean_score = no_sums(BM, FOLD)
+    squares = no_sums(BM, FOLD)
+    near_mass = no_sums(BM, FOLD)
+    distance = no_sums(BM, FOLD)
     out = tl.zeros([BM, BE], tl.float32)
     sides = tl.zeros([BM, MS], tl.float32)
     best, at = empty_list(BM, N)
     norm_best, norm_at = empty_list(BM, N)
     tiles = tl.cdiv(last, BN)
-    for t in range(tiles):
-        lo = (tiles - 1 - t) * BN
+    # The last tile's first key; from tile to tile only these addresses change.
+    first = tl.cast(tiles - 1, tl.int64) * BN
+    K += first * KN
+    V += first * VN
+    Side += first * MS
+    for number in range(tiles - 1, -1, -1):
+        lo = number * BN
         j = lo + tl.arange(0, BN)
+        if NORM:
+            # Asked for early: nothing loads it a tile ahead.
+            lengths = load_tile(LogNorms + j, seen_keys(Visible, b, j, n_k, PADDED), WHOLE)
         s, seen = scores(
-            q, K, Visible, Mask, Bias, Reach, b, i, j, d, in_q, in_d, n_q, n_k, kn, mq, bq, offset, scale,
-            lo >= edge, CAUSAL, PADDED, MASKED, BIASED, CUT, WHOLE, PRECISION,
+            q, K, Visible, Mask, Bias, Reach, b, i, lo, d, in_q, in_d, n_q, n_k, KN, mq, bq, offset, scale,
+            lo >= edge, BN, CAUSAL, PADDED, MASKED, BIASED, CUT, WHOLE, PRECISION,
         )  # fmt: skip
-        v = load_tile(V + j[:, None] * vn + e[None, :], seen[:, None] & in_e[None, :], WHOLE)
-        side = load_tile(Side + j[:, None] * MS + tl.arange(0, MS)[None, :], (j < n_k)[:, None], WHOLE)
+        place = tl.arange(0, BN).to(tl.int64)[:, None]
+        v = load_tile(V + (place * VN + e[None, :]), seen[:, None] & in_e[None, :], WHOLE)
+        side = load_tile(Side + (place * MS + tl.arange(0, MS)[None, :]), (j < n_k)[:, None], WHOLE)
+        K -= BN * KN
+        V -= BN * VN
+        Side -= BN * MS
         highest = tl.max(s, 1)
-        new = tl.maximum(top, highest)
-        # A row that has seen nothing yet has weights of zero.
-        base = tl.where(new < EMPTY, 0.0, new * c - LIFT)
-        p = tl.exp2(s * c - base[:, None])
-        shrink = tl.exp2(top * c - LIFT - base)
-        top = new
+        new = tl.maximum(base, highest * c - LIFT)
+        p = tl.exp2(s * c - new[:, None])
+        shrink = tl.exp2(base - new)
+        base = new
         # Both are made smaller before the first product, which runs while the sums are made.
         out, sides = out * shrink[:, None], sides * shrink[:, None]
         out = tl.dot(p.to(v.dtype), v, out, input_precision=PRECISION)
         sides = tl.dot(p.to(side.dtype), side, sides, input_precision=PRECISION)
-        mass = fold(p, BM, BN, FOLD)
-        total = total * shrink[:, None] + mass
+        shrinks, mass = beside(shrink, FOLD), fold(p, BM, BN, FOLD)
+        total = total * shrinks + mass
         if SQUARES:
-            squares = squares * (shrink * shrink)[:, None] + fold(p * p, BM, BN, FOLD)
-        mean_score = mean_score * shrink[:, None] + fold(p * s, BM, BN, FOLD)
+            squares = squares * (shrinks * shrinks) + fold(p * p, BM, BN, FOLD)
+        mean_score = mean_score * shrinks + fold(p * s, BM, BN, FOLD)
         if NEAR:
-            low = lo * 1.0
-            if PADDED:
-                low = tl.load(KeyPlaces + b * n_k + lo).to(tl.float32)
             if CAUSAL:
                 # All keys lie on one side of the query; counted from the tile's first key, no digits are lost.
-                distance = distance * shrink[:, None] + mass * (own - low)[:, None]
+                if PADDED:
+                    low = tl.load(KeyPlaces + b * n_k + lo).to(tl.float32)
+                    distance = distance * shrinks + mass * beside(own - low, FOLD)
+                else:
+                    distance = distance * shrinks + mass * ((tiles - 1 - number) * 1.0)
             if PADDED or not CAUSAL:
                 place = j.to(tl.float32)
                 if PADDED:
                     place = tl.load(KeyPlaces + b * n_k + j, mask=j < n_k, other=0).to(tl.float32)
                 far = tl.abs(own[:, None] - place[None, :])
-                near_mass = near_mass * shrink[:, None] + fold(tl.where(far < recent, p, 0.0), BM, BN, FOLD)
+                near_mass = near_mass * shrinks + fold(tl.where(far < recent, p, 0.0), BM, BN, FOLD)
                 if not CAUSAL:
-                    distance = distance * shrink[:, None] + fold(p * far, BM, BN, FOLD)
-        best, at = _keep(s, highest, j, lo // BN, best, at, tile_mask, EXACT, N)
+                    distance = distance * shrinks + fold(p * far, BM, BN, FOLD)
+        best, at = _keep(s, highest, j, number, best, at, tile_mask, EXACT, N)
         if NORM:
             # Ranked by w_j |v_j|; what is hidden stays so.
-            s += tl.load(LogNorms + j, mask=seen, other=0.0)[None, :]
-            norm_best, norm_at = _keep(s, tl.max(s, 1), j, lo // BN, norm_best, norm_at, tile_mask, EXACT, N)
-    whole = tl.sum(total, 1)
+            s += lengths[None, :]
+            norm_best, norm_at = _keep(s, tl.max(s, 1), j, number, norm_best, norm_at, tile_mask, EXACT, N)
+    whole = unfold(total, FOLD)
     some = whole > 0
     over = 1.0 / tl.where(some, whole, 1.0)
-    lse = tl.where(some, top * c - LIFT + tl.log2(tl.where(some, whole, 1.0)), float("inf"))
+    lse = tl.where(some, base + tl.log2(tl.where(some, whole, 1.0)), float("inf"))
     row = tl.program_id(1).to(tl.int64) * n_q + i
     tl.store(Lse + row, lse, mask=in_q)
-    entropy = tl.where(some, lse - tl.sum(mean_score, 1) * over * c, 0.0) * LN2
+    entropy = tl.where(some, lse - unfold(mean_score, FOLD) * over * c, 0.0) * LN2
     tl.store(Entropy + row, entropy, mask=in_q)
     if SQUARES:
-        tl.store(Squares + row, tl.sum(squares, 1) * over * over, mask=in_q)
+        tl.store(Squares + row, unfold(squares, FOLD) * over * over, mask=in_q)
     if NEAR:
         if PADDED or not CAUSAL:
-            tl.store(Recent + row, tl.sum(near_mass, 1) * over, mask=in_q)
-        far = tl.sum(distance, 1)
+            tl.store(Recent + row, unfold(near_mass, FOLD) * over, mask=in_q)
+        far = unfold(distance, FOLD)
         if CAUSAL:
+            if not PADDED:
+                far = far * BN + (i + offset - (tiles - 1) * BN).to(tl.float32) * whole
             far -= _column(sides, PLACE, MS)
         tl.store(Distance + row, far * over, mask=in_q)
     unit = tl.load(Unit + b * G + g)

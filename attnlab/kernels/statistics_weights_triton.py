@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnlab.kernels.statistics_triton import LOG2E, fold, hide, load_tile, scores, seen_keys
+from attnlab.kernels.statistics_triton import LOG2E, fold, hide, load_tile, no_sums, scores, seen_keys, unfold
 
 __all__ = ["columns", "recents"]
 
@@ -66,27 +66,37 @@ def columns(
     square_column = start // side
     square_row = (first + shift) // side
     following = (square_row + 1) * side - shift
-    received = tl.zeros([BM, FOLD], tl.float32)
+    square = Blocks + (head * n_i + square_row) * n_j + square_column
+    # What keys receive from the queries of squares that are done, and from those of this one.
+    received, given = no_sums(BM, FOLD), no_sums(BM, FOLD)
+    i = first + tl.arange(0, BN)
+    lse = tl.load(Lse + i, mask=i < n_q, other=float("inf"))
     for lo in range(first, n_q, BN):
+        # What is computed is known when the kernel is compiled.
+        if BLOCKS:  # noqa: SIM102
+            if lo >= following:
+                _add_to_square(square, given, BM, FOLD)
+                received += given
+                given = no_sums(BM, FOLD)
+                square += n_j
+                following += side
         i = lo + tl.arange(0, BN)
         in_q = i < n_q
+        # Asked for a tile ahead.
+        next_lse = tl.load(Lse + i + BN, mask=i + BN < n_q, other=float("inf"))
         q = load_tile(Q + i[None, :] * qn + d[:, None], in_q[None, :] & in_d[:, None], WHOLE)
         s = tl.dot(k, q, input_precision=PRECISION)
         s = hide(
             s, Mask, Bias, Lse, i[None, :], j[:, None], seen[:, None], in_q[None, :] & (j < n_k)[:, None], n_q,
             mq, bq, offset, scale, lo < edge, False, CAUSAL, MASKED, BIASED, CUT,
         )  # fmt: skip
-        lse = tl.load(Lse + i) if WHOLE else tl.load(Lse + i, mask=in_q, other=float("inf"))
-        given = fold(tl.exp2(s * c - lse[None, :]), BM, BN, FOLD)
-        received += given
-        if BLOCKS:
-            beyond = (lo >= following).to(tl.int32)
-            square_row += beyond
-            following += beyond * side
-            square = Blocks + (head * n_i + square_row) * n_j + square_column
+        given += fold(tl.exp2(s * c - lse[None, :]), BM, BN, FOLD)
+        lse = next_lse
+    if BLOCKS:  # noqa: SIM102
+        if first < n_q:
             _add_to_square(square, given, BM, FOLD)
     if RECEIVED:
-        tl.store(Received + head * n_k + j, tl.sum(received, 1), mask=j < n_k)
+        tl.store(Received + head * n_k + j, unfold(received + given, FOLD), mask=j < n_k)
 
 
 @triton.jit
@@ -117,15 +127,15 @@ def recents(
     Mask += b * mb + h * mh
     Bias += b * bb + h * bh
     lse = tl.load(Lse + head * n_q + i, mask=in_q, other=float("inf"))
-    mass = tl.zeros([BM, FOLD], tl.float32)
+    mass = no_sums(BM, FOLD)
     last = tl.minimum(n_k, tl.maximum(start + BM + offset, 0))
     for lo in range(tl.maximum(start + offset + 1 - recent, 0) // BN * BN, last, BN):
         j = lo + tl.arange(0, BN)
         s, _ = scores(
-            q, K, Visible, Mask, Bias, Reach, b, i, j, d, in_q, in_d, n_q, n_k, kn, mq, bq, offset, scale,
-            True, CAUSAL, PADDED, MASKED, BIASED, CUT, WHOLE, PRECISION,
+            q, K + tl.cast(lo, tl.int64) * kn, Visible, Mask, Bias, Reach, b, i, lo, d, in_q, in_d, n_q, n_k, kn, mq,
+            bq, offset, scale, True, BN, CAUSAL, PADDED, MASKED, BIASED, CUT, WHOLE, PRECISION,
         )  # fmt: skip
         p = tl.exp2(s * (scale * LOG2E) - lse[:, None])
         near = j[None, :] > i[:, None] + offset - recent
         mass += fold(tl.where(near, p, 0.0), BM, BN, FOLD)
-    tl.store(Recent + head * n_q + i, tl.sum(mass, 1), mask=in_q)
+    tl.store(Recent + head * n_q + i, unfold(mass, FOLD), mask=in_q)

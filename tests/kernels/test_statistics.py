@@ -26,12 +26,13 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MEASURES = Measures(largest=2, sinks=3, recent=20, block=64)
 # Small tiles, so that short texts have several.
 SMALL = statistics.Tile(32, 32, 4, 1)
+TILES = ("ROW_TILE", "RANKED_ROW_TILE", "MASKED_ROW_TILE", "COLUMN_TILE", "SMALL_COLUMN_TILE")
 
 
 @pytest.fixture(autouse=True)
 def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if not request.node.get_closest_marker("gpu"):
-        for name in ("ROW_TILE", "RANKED_ROW_TILE", "COLUMN_TILE", "SMALL_COLUMN_TILE"):
+        for name in TILES:
             monkeypatch.setattr(statistics, name, {128: SMALL})
 
 
@@ -181,8 +182,14 @@ def test_squares_of_a_text_that_goes_on() -> None:
     assert float((actual.block_mass - expected.block_mass).abs().max()) <= 1e-4
 
 
-@pytest.mark.parametrize("hidden", ["nothing", "padding", "window"])
-def test_half_precision_is_close(hidden: str) -> None:
+@pytest.mark.parametrize(
+    ("hidden", "fold"),
+    [("nothing", 1), ("nothing", 4), ("padding", 4), ("window", 4), ("not even later keys", 4), ("padding", 8)],
+)
+def test_half_precision_is_close(hidden: str, fold: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE == "cpu":
+        for name in TILES:
+            monkeypatch.setattr(statistics, name, {128: SMALL._replace(fold=fold)})
     how: dict[str, Any] = {}
     if hidden == "padding":
         how["key_visible"] = torch.arange(71)[None] > 40
@@ -190,10 +197,24 @@ def test_half_precision_is_close(hidden: str) -> None:
         how["mask"] = torch.ones(1, 1, 71, 71, dtype=torch.bool).tril().triu(-20)
     # The interpreter has no bfloat16.
     dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float16
-    call, text = made(71, 71, dtype=dtype, causal=True, members=2, **how)
+    call, text = made(71, 71, dtype=dtype, causal="later" not in hidden, members=2, **how)
     actual, _ = stream_by_kernel(call, MEASURES, text)
     expected, _ = stream_rows(call, al.Softmax(), MEASURES, text, softmax=True)
     assert_same(actual, expected, 1e-3)
+
+
+@pytest.mark.parametrize("rising", [False, True])
+def test_scores_that_climb_by_hundreds(rising: bool) -> None:
+    # Tiles come from the last key to the first, so that maxima move in each tile or in none.
+    call, text = made(131, 131, dtype=torch.float16, causal=True)
+    ramp = torch.linspace(0, 40, 131, device=DEVICE, dtype=torch.float16)
+    call.q[..., 0] = 40
+    call.k[..., 0] = ramp if rising else ramp.flip(0)
+    actual, _ = stream_by_kernel(call, MEASURES, text)
+    wide = dataclasses.replace(call, q=call.q.float(), k=call.k.float(), v=call.v.float())
+    expected, _ = stream_rows(wide, al.Softmax(), MEASURES, text, softmax=True)
+    # A key's place in its tile is weighed in float16, so a short distance is off by some thousandths of a key.
+    assert_same(actual, expected, 5e-3)
 
 
 def test_calls_for_which_it_is_not_made() -> None:
