@@ -90,10 +90,10 @@ def attend(
     same places from 0 on (0). To ``learn`` scores, keys that are just not selected are read with a weight of zero that
     has a gradient: that of a weight which its score raises. Scores and sums are in at least float32.
     """
-    merit = merits(tokens, rules)
-    out = _attend_by_kernel(q, tokens, merit, rules, learn=learn) if states == 0 else None
+    out = _attend_by_kernel(q, tokens, rules, learn=learn) if states == 0 else None
     if out is not None:
         return out
+    merit = merits(tokens, rules)
     q = q.to(torch.promote_types(q.dtype, torch.float32))
     rest = -q.shape[3] % size
     q_all, newest = pad(q, (0, 0, 0, rest)), torch.cat([newest, newest[:, -1:].expand(-1, rest)], 1)
@@ -115,7 +115,7 @@ def attend(
 
 
 def _attend_by_kernel(
-    q: Tensor, tokens: Tokens, merit: Tensor, rules: Selection, *, learn: bool
+    q: Tensor, tokens: Tokens, rules: Selection, *, learn: bool
 ) -> Float[Tensor, "b g r q e"] | None:
     """The outputs where places are numbers of keys, by ``attnlab.kernels.select``; None if it does not serve them."""
     if not kernels_take(q) or not q.dtype == tokens.k.dtype == tokens.v.dtype:
@@ -126,7 +126,7 @@ def _attend_by_kernel(
     if not supports(d, e, q.dtype, slots=rules.slots, sinks=rules.sinks, heads=r):
         return None
     out = select_attention(
-        ungrouped(q), tokens.k, tokens.v, tokens.score, merit, slots=rules.slots, window=rules.window,
+        ungrouped(q), tokens.k, tokens.v, tokens.score, slots=rules.slots, window=rules.window,
         block=rules.block, sinks=rules.sinks, scale=rules.scale, clamp=LARGEST,
         spare=read_at_most(rules, learn=learn) - rules.slots,
     )  # fmt: skip
