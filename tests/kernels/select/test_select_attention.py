@@ -264,6 +264,14 @@ def test_compiled_equals_eager() -> None:
 
 
 @pytest.mark.slow
+def test_a_whole_text_is_one_graph_and_the_same_compiled() -> None:
+    """In a process of its own: torch.compile cannot see through signatures that are checked."""
+    command = [sys.executable, "-m", "tests.kernels.select.compiled_text"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.slow
 def test_they_compile_for_a_gpu_that_is_not_there() -> None:
     """What Triton's interpreter takes, its compiler may refuse; shared memory is what an H100 has for a program."""
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
