@@ -27,7 +27,7 @@ from attnlab.attention import grouped, ungrouped
 from attnlab.kernels.hybrid import hybrid_attention, hybrid_step
 from attnlab.kernels.select import attention as select_kernels
 from attnlab.kernels.select import select_attention
-from attnlab.mechanisms._bounded.selected import LARGEST, Selection, Tokens, attend, merits, read_at_most
+from attnlab.mechanisms._bounded.selected import LARGEST, Selection, Tokens, attend, read_at_most
 from attnlab.mechanisms._device import compiled_parts, without_kernels
 
 
@@ -215,9 +215,8 @@ class Selecting(NamedTuple):
 
     def by_kernels(self) -> Tensor:
         spare = read_at_most(self.rules, learn=self.learn) - self.rules.slots
-        merit = merits(self.tokens(), self.rules)
         q, k, v, score = self.tensors
-        return select_attention(q, k, v, score, merit, **self.rules._asdict(), spare=spare, clamp=LARGEST)
+        return select_attention(q, k, v, score, **self.rules._asdict(), spare=spare, clamp=LARGEST)
 
     def by_torch(self) -> Tensor:
         q, k = self.tensors[:2]

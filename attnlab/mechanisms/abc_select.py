@@ -24,10 +24,11 @@ from attnlab.mechanisms._bounded.selected import (
     Selection,
     Tokens,
     attend,
+    kernel_serves,
     merits,
     selected,
 )
-from attnlab.mechanisms._device import kernels_take, no_autocast
+from attnlab.mechanisms._device import compiled_part, kernels_take, no_autocast
 from attnlab.mechanisms.softmax import softmax
 from attnlab.registry import register
 from attnlab.shapes import Float, Int
@@ -37,6 +38,8 @@ __all__ = ["AbcSelect", "SelectCache"]
 # A recency of 1 adds 1 to the score of a token that comes so many tokens later.
 TOKENS = 256
 CHUNK = 64
+# Key/value heads whose scores are sums in one compiled pass over x; more are a matrix product.
+FEW_HEADS = 8
 
 
 @register(
@@ -131,7 +134,20 @@ class AbcSelect(Mechanism, nn.Module):
         if call.k.shape[2] == 0:
             return call.q.new_zeros(*call.q.shape[:3], call.v.shape[-1])
         call = hide_unseen(call)
+        if call.causal and call.key_visible is None and call.offset == 0 and call.q.shape[2] == call.k.shape[2]:
+            return self._of_whole_texts(call)
         return self._attended(call, *self._new_tokens(call, None))
+
+    def _of_whole_texts(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
+        """The output of a text without padding: a function of tensors alone, which is compiled as one part."""
+        x = call.x
+        assert x is not None, "refused before"
+        w, r = self._scorer(call)
+        rules = self.rules(call, call.k.shape[2])
+        learn = torch.is_grad_enabled() and any(t.requires_grad for t in (x, w, r))
+        tensors = call.q, call.k, call.v, x, w, r
+        serves = kernel_serves(call.q, call.k, call.v, rules)
+        return (compiled_part(_attend_whole, call.q) if serves else _attend_whole)(*tensors, rules, learn)
 
     def make_cache(self, batch: int, capacity: int) -> SelectCache:
         """An empty past of constant size."""
@@ -182,21 +198,22 @@ class AbcSelect(Mechanism, nn.Module):
 
     def _tokens(self, call: AttentionCall, places: Int[Tensor, "b k"]) -> Tokens:
         """Keys and values with their scores, in at least float32; hidden ones have the place HIDDEN."""
-        x, kind = call.x, torch.promote_types(call.k.dtype, torch.float32)
+        x = call.x
         assert x is not None, "refused before"
+        w, r = self._scorer(call)
+        with no_autocast(call.q):
+            tokens = _scored(call.k, call.v, x, w, r, places)
+        if call.key_visible is not None:
+            hidden = ~call.key_visible[:, None]
+            tokens = tokens._replace(place=tokens.place.masked_fill(hidden, HIDDEN))
+        return tokens
+
+    def _scorer(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
+        """w and r on the device of the keys, where layers that share a device map may be on several."""
         self._make_parameters(call)
         assert self.weight is not None
         assert self.recency is not None
-        with no_autocast(call.q):
-            # Layers that share a device map may be on several devices.
-            w, r = (t.to(call.k.device, kind) for t in (self.weight, self.recency))
-            score = (x.to(kind) @ (w * max(1, x.shape[-1]) ** -0.5).mT).transpose(1, 2)
-            score = score + r[:, None] * places[:, None].to(kind) / TOKENS
-        if call.key_visible is not None:
-            places = places.masked_fill(~call.key_visible, HIDDEN)
-        # NaN in x reaches the output: where scores are no numbers, nobody knows which keys are kept.
-        k = call.k + torch.where(score.isnan(), score, 0).detach().to(call.k.dtype).unsqueeze(-1)
-        return Tokens(k, call.v, score, places[:, None].expand(-1, call.k.shape[1], -1).to(torch.int32).contiguous())
+        return self.weight.to(call.k.device), self.recency.to(call.k.device)
 
     def _make_parameters(self, call: AttentionCall) -> None:
         """Make the parameters at the first call, and check at every call that they are for its shapes."""
@@ -218,6 +235,41 @@ class AbcSelect(Mechanism, nn.Module):
                 f"the scores were made for (key/value heads, width) = {tuple(self.weight.shape)}, this call needs "
                 f"{shape}; make a mechanism for each shape"
             )
+
+
+def _scored(k: Tensor, v: Tensor, x: Tensor, w: Tensor, r: Tensor, places: Int[Tensor, "b k"]) -> Tokens:
+    """Keys and values at these places with their scores, in at least float32."""
+    kind = torch.promote_types(k.dtype, torch.float32)
+    wide, w, r = x.to(kind), w.to(kind) * max(1, x.shape[-1]) ** -0.5, r.to(kind)
+    if torch.compiler.is_compiling() and len(w) <= FEW_HEADS:
+        # One pass over x makes these few sums, and x is never written in float32.
+        score = torch.stack([(wide * of_head).sum(-1) for of_head in w.unbind()], 1)
+    else:
+        score = (wide @ w.mT).transpose(1, 2)
+    score = score + r[:, None] * places[:, None].to(kind) / TOKENS
+    # NaN in x reaches the output: where scores are no numbers, nobody knows which keys are kept.
+    k = k + torch.where(score.isnan(), score, 0).detach().to(k.dtype).unsqueeze(-1)
+    return Tokens(k, v, score, places[:, None].expand(-1, k.shape[1], -1).to(torch.int32).contiguous())
+
+
+def _attend_whole(
+    q: Float[Tensor, "b h t d"],
+    k: Float[Tensor, "b g t d"],
+    v: Float[Tensor, "b g t e"],
+    x: Float[Tensor, "b t m"],
+    w: Float[Tensor, "g m"],
+    r: Float[Tensor, " g"],
+    rules: Selection,
+    learn: bool,
+) -> Float[Tensor, "b h t e"]:
+    """The outputs of texts in which every token is visible and sees those before it."""
+    (b, g, n), h = k.shape[:3], q.shape[1]
+    places = torch.arange(n, device=q.device).expand(b, -1)
+    with no_autocast(q):
+        tokens = _scored(k, v, x, w, r, places)
+        rows = grouped(q, h // g)
+        out = attend(rows, places, tokens, rules, learn=learn, size=min(rules.block, n), states=0)
+    return ungrouped(out).to(q.dtype)
 
 
 class SelectCache:
@@ -301,11 +353,7 @@ def _step_by_kernel(mech: AbcSelect, call: AttentionCall, kept: tuple[Tensor, ..
     if not supports_step(d, e, call.q.dtype, keys=mech.size, heads=call.groups):
         return None
     assert call.x is not None, "refused before"
-    mech._make_parameters(call)
-    assert mech.weight is not None
-    assert mech.recency is not None
-    parameters = mech.weight.to(call.q.device), mech.recency.to(call.q.device)
     return select_step(
-        call.q, call.k, call.v, call.x, parameters, kept, slots=mech.slots, window=mech.window, block=mech.block,
-        sinks=mech.sinks, tokens=TOKENS, scale=call.softmax_scale, key_visible=call.key_visible,
+        call.q, call.k, call.v, call.x, mech._scorer(call), kept, slots=mech.slots, window=mech.window,
+        block=mech.block, sinks=mech.sinks, tokens=TOKENS, scale=call.softmax_scale, key_visible=call.key_visible,
     )  # fmt: skip

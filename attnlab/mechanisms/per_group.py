@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ from attnlab.shapes import Bool, Float, Int
 
 __all__ = ["GroupCaches", "KeysOfGroups", "PerGroup", "Run", "call_of_run", "per_group"]
 
+
+Result = TypeVar("Result")
 
 # A buffer of keys that is full gets room for one more in so many.
 AHEAD = 32
@@ -143,10 +146,12 @@ class GroupCaches:
         """Each part attends over its own past and takes in the keys and values of its heads."""
         assert isinstance(mechanism, PerGroup), "these caches are those of mechanisms side by side"
         mechanism.refuse(call)
-        outputs = []
-        for run, cache in zip(mechanism.runs(call.k.shape[1]), self.caches, strict=True):
-            outputs.append(cache.attend(run.part, call_of_run(call, run), key_visible=key_visible)[1])
-        return call, torch.cat(outputs, dim=1)
+        parts = [
+            partial(cache.attend, run.part, call_of_run(call, run), key_visible=key_visible)
+            for run, cache in zip(mechanism.runs(call.k.shape[1]), self.caches, strict=True)
+        ]
+        answers = beside_each_other(parts) if _is_captured(call.q) else [part() for part in parts]
+        return call, torch.cat([output for _, output in answers], dim=1)
 
     def select(self, rows: Int[Tensor, " n"]) -> None:
         """Copy rows."""
@@ -307,6 +312,26 @@ def _in_buffer(old: Tensor | None, new: Tensor, size: int, past: int) -> Float[T
 
 def _is_captured(t: Tensor) -> bool:
     return t.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def beside_each_other(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
+    """What jobs on a GPU return, each on a stream of its own: small kernels that a graph then runs at the same time."""
+    main = torch.cuda.current_stream()
+    streams = [main, *(_side_stream(main.device, number) for number in range(len(jobs) - 1))]
+    for side in streams[1:]:
+        side.wait_stream(main)
+    results = []
+    for job, stream in zip(jobs, streams, strict=True):
+        with torch.cuda.stream(stream):
+            results.append(job())
+    for side in streams[1:]:
+        main.wait_stream(side)
+    return results
+
+
+@cache
+def _side_stream(device: torch.device, number: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def per_group(specs: list[str]) -> str:

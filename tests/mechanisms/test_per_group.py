@@ -211,3 +211,33 @@ def test_a_captured_step_goes_on_at_every_replay() -> None:
         full, out = keys.attend(softmax, tokens_of(whole, 699, 700), key_visible=None)
     assert full.k.shape[2] == 700
     torch.testing.assert_close(out, expected[:, :, 699:], rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.gpu
+def test_parts_of_a_captured_step_run_beside_each_other_and_give_the_same() -> None:
+    """Heads of three kinds, decoded by a graph and step by step."""
+    from attnlab.measure import captured
+
+    torch.manual_seed(0)
+    spec = (
+        "per-group:groups=softmax/abc-select:slots=16;window=16;sinks=2;block=8/abc-hybrid:slots=0;window=32;block=16"
+    )
+    q, k, v = (torch.randn(2, heads, 300, 64, device="cuda", dtype=torch.bfloat16) for heads in (6, 3, 3))
+    x = torch.randn(2, 300, 48, device="cuda", dtype=torch.bfloat16)
+    whole, mech, place = al.AttentionCall(q, k, v, x=x, causal=True), al.mechanism(spec), torch.full((1,), 250).cuda()
+    with torch.no_grad():
+        expected = mech(whole)
+        past = mech.make_cache(2, 300)
+        assert past is not None
+        past.attend(mech, tokens_of(whole, 0, 250), key_visible=None)
+
+        def step() -> Tensor:
+            at = [t.index_select(2, place) for t in (q, k, v)]
+            one = al.AttentionCall(*at, x=x.index_select(1, place), causal=True)
+            place.add_(1)
+            return past.attend(mech, one, key_visible=None)[1]
+
+        replay = captured(step)
+        # Three steps before the capture, which computes nothing.
+        for t in range(253, 293):
+            torch.testing.assert_close(replay(), expected[:, :, t : t + 1], rtol=2e-2, atol=2e-2)

@@ -12,9 +12,9 @@ from torch import Tensor
 from attnlab.kernels.hybrid.attention import dense_rows, precision
 from attnlab.kernels.launching import INTERPRETED, Options, launch, with_strides
 from attnlab.kernels.select.backward import key_gradients, listed_gradients, query_gradients
-from attnlab.kernels.select.choose import last_reads, list_keys, thresholds
+from attnlab.kernels.select.choose import best_of_chunks, best_of_tokens, list_keys
 from attnlab.kernels.select.read import read
-from attnlab.shapes import Float, Int
+from attnlab.shapes import Float
 
 __all__ = ["MOST_SLOTS", "select_attention", "supports"]
 
@@ -23,21 +23,24 @@ DTYPES = (torch.bfloat16, torch.float16, *((torch.float32,) if INTERPRETED else 
 MOST_WIDTH, MOST_SLOTS, MOST_SINKS = 128, 1024, 64
 # The heads of a group are an axis of the grid.
 MOST_GROUP = 1024
-# Queries of a segment, and tokens whose ranks a program holds at once.
-SEGMENT = 64
-MOST_RANKS = 4096
+# Queries that share a list, those of them that a program reads it for, tokens of a chunk, and the best keys of chunks
+# that a program holds at once.
+SEGMENT = 128
+QUERIES = 64
+CHUNK = 1024
+MOST_BEST = 4096
 # Keys of a tile, warps, stages of loads and registers of a thread, for heads of up to 64 columns and for wider ones:
 # three or four programs of a multiprocessor hide each other's waiting. Compiled for sm_90, next to nothing is spilled.
 TILES = {
-    "thresholds": ((0, 4, 1, 64),) * 2,
-    "last_reads": ((128, 4, 1, 64),) * 2,
-    "list_keys": ((128, 4, 1, 64),) * 2,
+    "best_of_tokens": ((0, 1, 1, 168),) * 2,
+    "best_of_chunks": ((0, 4, 1, 168),) * 2,
+    "list_keys": ((16, 1, 1, 168),) * 2,
     "read": ((64, 4, 2, 128), (32, 4, 2, 168)),
     "query_gradients": ((64, 4, 2, 168), (32, 4, 2, 168)),
     "listed_gradients": ((64, 4, 1, 168), (64, 4, 1, 255)),
     "key_gradients": ((64, 4, 1, 168), (64, 4, 1, 255)),
 }
-KERNELS = (thresholds, last_reads, list_keys, read, query_gradients, listed_gradients, key_gradients)
+KERNELS = (best_of_tokens, best_of_chunks, list_keys, read, query_gradients, listed_gradients, key_gradients)
 
 
 def supports(d: int, e: int, dtype: torch.dtype, *, slots: int, sinks: int, heads: int) -> bool:
@@ -51,7 +54,6 @@ def select_attention(
     k: Float[Tensor, "b g t d"],
     v: Float[Tensor, "b g t e"],
     score: Float[Tensor, "b g t"],
-    merit: Int[Tensor, "b g t"],
     *,
     slots: int,
     window: int,
@@ -63,19 +65,19 @@ def select_attention(
 ) -> Float[Tensor, "b h t e"]:
     """The output of ``abc-select``, causal, with gradients by q, k and v.
 
-    ``merit`` are different numbers from 0 to t - 1 in the order of the scores. With ``spare`` keys just not selected
-    that are counted, scores have a gradient, too: such a key is taken to weigh at most exp(``clamp``) times the largest
-    weight. The same inputs give the same bits.
+    Scores are compared in float32; of equal ones the later is higher, and NaN is highest. With ``spare`` keys just not
+    selected that are counted, scores have a gradient, too: such a key is taken to weigh at most exp(``clamp``) times
+    the largest weight. The same inputs give the same bits.
     """
     (b, h, t, d), (g, e) = q.shape, (k.shape[1], v.shape[3])
     if (
         k.shape != (b, g, t, d)
         or v.shape != (b, g, t, e)
         or h % max(1, g)
-        or not score.shape == merit.shape == (b, g, t)
+        or score.shape != (b, g, t)
     ):
-        shapes = [tuple(x.shape) for x in (q, k, v, score, merit)]
-        raise ValueError(f"q, k, v, scores and merits do not agree: {shapes}")
+        shapes = [tuple(x.shape) for x in (q, k, v, score)]
+        raise ValueError(f"q, k, v and scores do not agree: {shapes}")
     served = supports(d, e, q.dtype, slots=slots, sinks=sinks, heads=h // max(1, g))
     if not served or window % block or not q.dtype == k.dtype == v.dtype:
         raise ValueError(
@@ -87,23 +89,29 @@ def select_attention(
     if 0 in (b, h, t):
         return q.new_zeros(b, h, t, e)
     q, k, v = map(dense_rows, (q, k, v))
-    score, merit = score.float().contiguous(), merit.to(torch.int32).contiguous()
-    return _forward(q, k, v, score, merit, slots, window, block, sinks, scale, spare, clamp)[0]
+    return _forward(q, k, v, score.float().contiguous(), slots, window, block, sinks, scale, spare, clamp)[0]
 
 
 @lru_cache(maxsize=1024)
 def _options(
     kernel: str, d: int, e: int, heads: int, slots: int, window: int, block: int, sinks: int, spare: int, clamp: float,
-    left: int, dtype: torch.dtype,
+    left: int, dtype: torch.dtype, of_chunks: bool = False,
 ) -> Options:  # fmt: skip
-    """The constants of a kernel, in the order of its parameters, and its warps; ``left`` keys leave the window."""
+    """The constants of a kernel, in the order of its parameters, and its warps; ``left`` keys leave the window.
+
+    ``of_chunks`` is whether ``best_of_tokens`` takes those of each chunk, not of all tokens before each segment.
+    """
     columns, value_columns = (max(16, triton.next_power_of_2(width)) for width in (d, e))
-    room, more = _room(slots, block, sinks, spare, left)
+    cap, room = _room(slots, block, sinks, spare, left)
     tile, warps, stages, registers = TILES[kernel][max(columns, value_columns) > 64]
+    best = slots + spare
+    of_all = best * (left // CHUNK)
     values: dict[str, Any] = {
-        "R": heads, "W": window, "B": block, "S": sinks, "N": slots, "M": spare, "Q": SEGMENT, "QT": 32, "CAP": room,
-        "MORE": more, "MT": min(MOST_RANKS, triton.next_power_of_2(max(1, left))), "WHOLE": left <= MOST_RANKS,
-        "ROUNDS": (left // block + 1).bit_length(), "D": d, "BD": columns, "E": e,
+        "R": heads, "W": window, "B": block, "S": sinks, "N": slots, "M": spare, "Q": SEGMENT, "QB": QUERIES, "QT": 32,
+        "CAP": cap, "ROOM": room, "K": best, "KP": triton.next_power_of_2(best), "C": CHUNK, "OF_CHUNKS": of_chunks,
+        "LISTED": left >= CHUNK and not of_chunks, "MT": min(MOST_BEST, triton.next_power_of_2(max(1, of_all))),
+        "WHOLE": of_all <= MOST_BEST, "AP": triton.next_power_of_2(sinks + best + _entering(block)),
+        "BT": min(tile, triton.next_power_of_2(block)), "D": d, "BD": columns, "E": e,
         "BE": value_columns, "KT": tile, "LT": tile, "STAGES": 2 if max(columns, value_columns) > 64 else 3,
         "CLAMP": clamp, "LEARN": spare > 0, "PREC": precision(dtype),
     }  # fmt: skip
@@ -113,10 +121,15 @@ def _options(
 
 
 def _room(slots: int, block: int, sinks: int, spare: int, left: int) -> tuple[int, int]:
-    """How many keys a segment may select, and only count."""
+    """How many keys a segment may select, and how many it may select or count."""
+    most = min(left, slots + sinks + _entering(block))
+    return most, min(left, slots + sinks + spare + _entering(block))
+
+
+def _entering(block: int) -> int:
+    """How many keys may leave the window between the first query of a segment and its last."""
     steps = 0 if block % SEGMENT == 0 else SEGMENT // block - 1 if SEGMENT % block == 0 else (SEGMENT - 1) // block + 1
-    room = min(left, slots + sinks + steps * block)
-    return room, min(left, spare + steps * block) if spare else 0
+    return steps * block
 
 
 class _Launches:
@@ -126,23 +139,28 @@ class _Launches:
         slots, window, block, sinks, self.scale, self.spare, clamp = how
         (self.b, self.h, self.t, self.d), (self.g, self.e) = q.shape, (k.shape[1], v.shape[3])
         self.rows, self.heads = self.b * self.g, self.h // self.g
-        self.segments = -(-self.t // SEGMENT)
+        self.segments, self.parts = -(-self.t // SEGMENT), -(-self.t // QUERIES)
         # s(t - 1): how many keys are before the last query's window, and how many windows begin at s(0) to there.
         self.left = max(0, (self.t - 1) // block * block - (window - block))
         self.windows = self.left // block + 1
-        self.room, self.more = _room(slots, block, sinks, self.spare, self.left)
+        # Chunks that are over before the last segment's first window.
+        last = (self.segments - 1) * SEGMENT // block * block - (window - block)
+        self.chunks, self.best = max(0, last) // CHUNK, slots + self.spare
+        self.cap, self.room = _room(slots, block, sinks, self.spare, self.left)
         self.how = (self.d, self.e, self.heads, slots, window, block, sinks, self.spare, clamp, self.left, q.dtype)
 
-    def options(self, kernel: Any) -> Options:
-        return _options(kernel.__name__, *self.how)
+    def options(self, kernel: Any, of_chunks: bool = False) -> Options:
+        return _options(kernel.__name__, *self.how, of_chunks)
 
     def tile(self, kernel: Any, name: str) -> int:
         size: int = dict(self.options(kernel))[name]
         return size
 
-    def launch(self, kernel: Any, grid: tuple[int, int], tensors: dict[str, Any], **numbers: Any) -> None:
+    def launch(
+        self, kernel: Any, grid: tuple[int, int], tensors: dict[str, Any], of_chunks: bool = False, **numbers: Any
+    ) -> None:
         """Strides of the tensors that ``numbers`` names by their letter, then its other numbers."""
-        launch(kernel, (*grid, 1), tensors, with_strides(numbers), self.options(kernel))
+        launch(kernel, (*grid, 1), tensors, with_strides(numbers), self.options(kernel, of_chunks))
 
     def results(self, q: Tensor) -> tuple[Tensor, ...]:
         """The output, its rows' sums and largest scores, and the lists: what ``_forward`` writes."""
@@ -150,9 +168,36 @@ class _Launches:
         out = _empty(q, self.b, self.t, self.h, self.e, dtype=q.dtype).transpose(1, 2)
         learn, rows = int(self.spare > 0), (self.b, self.g)
         lse, top = _empty(q, self.b, self.h, self.t), _empty(q, self.b, self.h, learn * self.t)
-        reads, lives = (_empty(q, *rows, 2, self.left, dtype=torch.int32) for _ in range(2))
-        keys, counts = (_empty(q, *rows, self.segments, n, dtype=torch.int32) for n in (self.room + self.more, 2))
-        return out, lse, top, reads, lives, keys, counts, _empty(q, *rows, learn * self.windows)
+        lives = _empty(q, *rows, 2, self.left, dtype=torch.int32)
+        keys = _empty(q, *rows, self.segments, 2 + learn, self.room, dtype=torch.int32)
+        counts = _empty(q, *rows, self.segments, 2, dtype=torch.int32)
+        return out, lse, top, lives, keys, counts, _empty(q, *rows, learn * self.windows)
+
+    def choose(self, score: Tensor, results: tuple[Tensor, ...]) -> None:
+        """Launch what writes the lists."""
+        _, _, _, lives, keys, counts, middle = results
+        if self.left == 0:
+            counts.zero_()
+            return
+        best, of_chunks, before = (
+            _empty(score, self.rows, n, self.best, dtype=torch.int64)
+            for n in (self.segments, self.chunks, self.chunks if self.chunks > 1 else 0)
+        )
+        sizes = {"T": self.t, "L": self.left, "NC": self.chunks}
+        if self.chunks:
+            tensors = {"score": score, "before": None, "best": of_chunks, "lives": lives}
+            grid = self.chunks * self.rows, 1
+            self.launch(best_of_tokens, grid, tensors, of_chunks=True, **sizes, NS=self.chunks)
+            if self.chunks > 1:
+                self.launch(best_of_chunks, grid, {"best": of_chunks, "before": before}, NC=self.chunks)
+            else:
+                # The best of the first chunk are those before the second.
+                before = of_chunks
+        tensors = {"score": score, "before": before, "best": best, "lives": lives}
+        self.launch(best_of_tokens, (self.segments * self.rows, 1), tensors, **sizes, NS=self.segments)
+        tensors = {"score": score, "best": best, "keys": keys, "counts": counts, "lives": lives, "middle": middle}
+        grid = self.segments * self.rows, 1
+        self.launch(list_keys, grid, tensors, T=self.t, L=self.left, NW=self.windows, NS=self.segments)
 
 
 def _empty(like: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -161,37 +206,26 @@ def _empty(like: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Ten
 
 @torch.library.custom_op("attnlab::select_forward", mutates_args=())
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, score: Tensor, merit: Tensor, slots: int, window: int, block: int, sinks: int,
+    q: Tensor, k: Tensor, v: Tensor, score: Tensor, slots: int, window: int, block: int, sinks: int,
     scale: float, spare: int, clamp: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The output, and what the backward pass needs besides."""
     call = _Launches(q, k, v, (slots, window, block, sinks, scale, spare, clamp))
     results = call.results(q)
-    out, lse, top, reads, lives, keys, counts, middle = results
-    if call.left == 0:
-        counts.zero_()
-    else:
-        which, least = 1 + (spare > 0), _empty(q, call.rows, 2, call.windows, dtype=torch.int32)
-        choice = {"merit": merit, "score": score, "least": least, "middle": middle}
-        call.launch(thresholds, (call.windows * call.rows, which), choice, T=call.t, NW=call.windows)
-        tiles = triton.cdiv(call.left, call.tile(last_reads, "KT"))
-        lasting = {"merit": merit, "least": least, "reads": reads, "lives": lives}
-        call.launch(last_reads, (tiles * call.rows, which), lasting, T=call.t, L=call.left, NW=call.windows)
-        lists = {"reads": reads, "keys": keys, "counts": counts}
-        call.launch(list_keys, (call.segments * call.rows, 1), lists, T=call.t, L=call.left, NS=call.segments)
+    out, lse, top, _, keys, counts, _ = results
+    call.choose(score, results)
     call.launch(
         read,
-        (call.segments * call.rows, call.heads),
-        {"q": q, "k": k, "v": v, "keys": keys, "counts": counts, "reads": reads, "out": out, "lse": lse,
-         "top": top},
-        q=q, k=k, v=v, o=out, T=call.t, L=call.left, G=call.g, NS=call.segments, scale=scale,
+        (call.parts * call.rows, call.heads),
+        {"q": q, "k": k, "v": v, "keys": keys, "counts": counts, "out": out, "lse": lse, "top": top},
+        q=q, k=k, v=v, o=out, T=call.t, G=call.g, NQ=call.parts, NS=call.segments, scale=scale,
     )  # fmt: skip
     return results  # type: ignore[return-value]
 
 
 @_forward.register_fake
 def _(
-    q: Tensor, k: Tensor, v: Tensor, score: Tensor, merit: Tensor, slots: int, window: int, block: int, sinks: int,
+    q: Tensor, k: Tensor, v: Tensor, score: Tensor, slots: int, window: int, block: int, sinks: int,
     scale: float, spare: int, clamp: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     return _Launches(q, k, v, (slots, window, block, sinks, scale, spare, clamp)).results(q)
@@ -200,7 +234,7 @@ def _(
 @torch.library.custom_op("attnlab::select_backward", mutates_args=())
 def _backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, score: Tensor, out: Tensor, lse: Tensor, top: Tensor,
-    reads: Tensor, lives: Tensor, keys: Tensor, counts: Tensor, middle: Tensor, slots: int, window: int, block: int,
+    lives: Tensor, keys: Tensor, counts: Tensor, middle: Tensor, slots: int, window: int, block: int,
     sinks: int, scale: float, spare: int, clamp: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """dq, dk, dv and, to learn, that of the scores."""
@@ -208,23 +242,21 @@ def _backward(
     do = dense_rows(do)
     dq, dk, dv, d_score = _gradients(q, k, v, score, spare)
     delta, inputs = torch.empty_like(lse), {"q": q, "k": k, "v": v}
-    lists = {"keys": keys, "counts": counts, "reads": reads}
-    sizes = {"T": call.t, "L": call.left, "G": call.g, "NS": call.segments}
+    lists, sizes = {"keys": keys, "counts": counts}, {"T": call.t, "L": call.left, "G": call.g, "NS": call.segments}
     call.launch(
         query_gradients,
-        (call.segments * call.rows, call.heads),
+        (call.parts * call.rows, call.heads),
         {**inputs, **lists, "out": out, "lse": lse, "do": do, "dq": dq, "delta": delta},
-        q=q, k=k, v=v, o=out, d=do, g=dq, **sizes, scale=scale,
+        q=q, k=k, v=v, o=out, d=do, g=dq, T=call.t, G=call.g, NQ=call.parts, NS=call.segments, scale=scale,
     )  # fmt: skip
     # The gradients of a key by each segment that lists it, one after another, and where those of each key end.
     ends = lives.cumsum(-1, dtype=torch.int32)
-    part = _empty(q, call.rows, call.segments * call.room, call.d + call.e)
-    part_score = _empty(q, *keys.shape) if spare else None
+    part = _empty(q, call.rows, call.segments * call.cap, call.d + call.e)
+    part_score = _empty(q, call.rows, call.segments * call.room) if spare else None
     if call.left:
-        tile = call.tile(listed_gradients, "LT")
         call.launch(
             listed_gradients,
-            (call.segments * call.rows, triton.cdiv(call.room, tile) + triton.cdiv(call.more, tile)),
+            (call.segments * call.rows, triton.cdiv(call.room, call.tile(listed_gradients, "LT"))),
             {**inputs, "score": score, **lists, "ends": ends, "middle": middle, "lse": lse, "top": top, "delta": delta,
              "do": do, "part": part, "part_score": part_score},
             q=q, k=k, v=v, d=do, **sizes, NW=call.windows, scale=scale,
@@ -250,23 +282,23 @@ def _gradients(q: Tensor, k: Tensor, v: Tensor, score: Tensor, spare: int) -> tu
 @_backward.register_fake
 def _(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, score: Tensor, out: Tensor, lse: Tensor, top: Tensor,
-    reads: Tensor, lives: Tensor, keys: Tensor, counts: Tensor, middle: Tensor, slots: int, window: int, block: int,
+    lives: Tensor, keys: Tensor, counts: Tensor, middle: Tensor, slots: int, window: int, block: int,
     sinks: int, scale: float, spare: int, clamp: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     return _gradients(q, k, v, score, spare)
 
 
 def _save_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    q, k, v, score, _, *ctx.how = inputs
+    q, k, v, score, *ctx.how = inputs
     ctx.save_for_backward(q, k, v, score, *output)
     ctx.set_materialize_grads(False)
 
 
 def _gradient(ctx, do, *_):  # type: ignore[no-untyped-def]
     if do is None:
-        return (None,) * 12
+        return (None,) * 11
     dq, dk, dv, d_score = _backward(do, *ctx.saved_tensors, *ctx.how)
-    return dq, dk, dv, d_score if d_score.numel() else None, *(None,) * 8
+    return dq, dk, dv, d_score if d_score.numel() else None, *(None,) * 7
 
 
 _forward.register_autograd(_gradient, setup_context=_save_context)

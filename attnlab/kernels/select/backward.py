@@ -16,22 +16,22 @@ __all__ = ["key_gradients", "listed_gradients", "query_gradients"]
 
 @triton.jit
 def query_gradients(
-    q, k, v, keys, counts, reads, out, lse, do,
+    q, k, v, keys, counts, out, lse, do,
     # written
     dq, delta,
-    sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, sob, soh, sot, sdb, sdh, sdt, sgb, sgh, sgt, T, L, G, NS, scale,
-    R: tl.constexpr, W: tl.constexpr, B: tl.constexpr, Q: tl.constexpr, CAP: tl.constexpr, MORE: tl.constexpr,
+    sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, sob, soh, sot, sdb, sdh, sdt, sgb, sgh, sgt, T, G, NQ, NS, scale,
+    R: tl.constexpr, W: tl.constexpr, B: tl.constexpr, Q: tl.constexpr, QB: tl.constexpr, ROOM: tl.constexpr,
     LT: tl.constexpr, KT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
-    PREC: tl.constexpr,
+    LEARN: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """dq of a segment of one head's queries, and their <do, out>."""
-    row, segment = (tl.program_id(0) // NS).to(tl.int64), tl.program_id(0) % NS
+    """dq of QB of one head's queries, and their <do, out>."""
+    row, first = (tl.program_id(0) // NQ).to(tl.int64), tl.program_id(0) % NQ * QB
     b, g = row // G, row % G
     h = g * R + tl.program_id(1)
     k += b * skb + g * skh
     v += b * svb + g * svh
-    at = row * NS + segment
-    p = segment * Q + tl.arange(0, Q)
+    at = row * NS + first // Q
+    p = first + tl.arange(0, QB)
     s = first_exact(p, W, B)
     query = load_keys(q + b * sqb + h * sqh, sqt, p, T, D, BD)
     pull = load_keys(do + b * sdb + h * sdh, sdt, p, T, E, BE)
@@ -41,16 +41,18 @@ def query_gradients(
     tl.store(delta + of_row, mine, mask=p < T)
     # Rows that do not exist weigh nothing.
     sums = tl.load(lse + of_row, mask=p < T, other=float("inf"))
-    acc = tl.zeros([Q, BD], tl.float32)
-    begin, end = first_exact(segment * Q, W, B), tl.minimum(segment * Q + Q, T)
+    acc = tl.zeros([QB, BD], tl.float32)
+    begin, end = first_exact(first, W, B), tl.minimum(first + QB, T)
     for lo in range(begin, end, KT):
         place = lo + tl.arange(0, KT)
         near_k, near_v = load_keys(k, skt, place, T, D, BD), load_keys(v, svt, place, T, E, BE)
         near = tl.exp2(near_scores(query, near_k, p, s, place, scale * LOG2E, PREC) - sums[:, None])
         near = near * (tl.dot(pull, tl.trans(near_v), input_precision=PREC) - mine[:, None])
         acc += tl.dot(near.to(query.dtype), near_k, input_precision=PREC)
-    for lo in range(0, tl.load(counts + at * 2), LT):
-        j, y = load_listed(keys + at * (CAP + MORE), reads + row * 2 * L, lo, tl.load(counts + at * 2), LT)
+    keys += at * (2 + LEARN) * ROOM
+    count = tl.load(counts + at * 2)
+    for lo in range(0, count, LT):
+        j, y = load_listed(keys, lo, count, ROOM, LT)
         key, value = load_keys(k, skt, j, T, D, BD), load_keys(v, svt, j, T, E, BE)
         far = tl.dot(query, tl.trans(key), input_precision=PREC) * (scale * LOG2E)
         far = tl.exp2(tl.where(selected_by(j, y, s), far, float("-inf")) - sums[:, None])
@@ -76,34 +78,32 @@ def _begin(ends, j):
 
 @triton.jit
 def listed_gradients(
-    q, k, v, score, keys, counts, reads, ends, middle, lse, top, delta, do,
-    # written: part (b g, segments CAP, D + E), part_score (b g, segments (CAP + MORE))
+    q, k, v, score, keys, counts, ends, middle, lse, top, delta, do,
+    # written: part (b g, segments CAP, D + E), part_score (b g, segments ROOM)
     part, part_score,
     sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, sdb, sdh, sdt, T, L, G, NS, NW, scale,
     R: tl.constexpr, W: tl.constexpr, B: tl.constexpr, Q: tl.constexpr, CAP: tl.constexpr,
-    MORE: tl.constexpr, LT: tl.constexpr, QT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
+    ROOM: tl.constexpr, LT: tl.constexpr, QT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
     BE: tl.constexpr, CLAMP: tl.constexpr, LEARN: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a tile of a segment's list by all queries of the segment."""
     row, segment = (tl.program_id(0) // NS).to(tl.int64), tl.program_id(0) % NS
     b, g = row // G, row % G
     at = row * NS + segment
-    # Tiles of keys that are selected come first, then those of keys that are only counted.
-    tiles: tl.constexpr = (CAP + LT - 1) // LT
-    selects = tl.program_id(1) < tiles
-    first = tl.where(selects, 0, CAP)
-    count = tl.load(counts + at * 2 + tl.where(selects, 0, 1))
-    tile = tl.program_id(1) - tl.where(selects, 0, tiles)
-    lo = tile * LT
+    # Of keys that are selected, and of all: those that are only counted come last.
+    selects = tl.load(counts + at * 2)
+    count = tl.load(counts + at * 2 + 1) if LEARN else selects
+    lo = tl.program_id(1) * LT
     if lo < count:
         q += b * sqb + g * R * sqh
         do += b * sdb + g * R * sdh
-        j, y = load_listed(keys + at * (CAP + MORE) + first, reads + row * 2 * L, lo, count, LT)
+        keys += at * (2 + LEARN) * ROOM
+        j, y = load_listed(keys, lo, count, ROOM, LT)
         key = load_keys(k + b * skb + g * skh, skt, j, T, D, BD)
         value = load_keys(v + b * svb + g * svh, svt, j, T, E, BE)
         d_key, d_value = tl.zeros([LT, BD], tl.float32), tl.zeros([LT, BE], tl.float32)
         if LEARN:
-            z = tl.load(reads + (row * 2 + 1) * L + j, mask=j >= 0, other=-1)
+            z = tl.load(keys + 2 * ROOM + lo + tl.arange(0, LT), mask=j >= 0, other=-1)
             u = tl.load(score + row * T + j, mask=j >= 0, other=0.0)
             d_score = tl.zeros([LT], tl.float32)
         for place in range(segment * Q, segment * Q + Q, QT):
@@ -132,7 +132,7 @@ def listed_gradients(
                     gate += slope
                     slope = tl.where(shown, slope, 0.0)
                     weights = tl.where(shown, weights, 0.0)
-                if selects:
+                if lo < selects:
                     d_key += tl.dot(slope.to(query.dtype), query, input_precision=PREC)
                     d_value += tl.dot(weights.to(pull.dtype), pull, input_precision=PREC)
             if LEARN:
@@ -141,13 +141,13 @@ def listed_gradients(
                 d_score += tl.sum(tl.where(counted, gate * soft * (1.0 - soft), 0.0), 1)
         cols, value_cols = tl.arange(0, BD), tl.arange(0, BE)
         since = segment - first_segment(j, W, B, Q)
-        if selects:
-            there = (j >= 0)[:, None]
+        if lo < selects:
+            there = (lo + tl.arange(0, LT) < selects)[:, None]
             into = part + (row * NS * CAP + _begin(ends + row * 2 * L, j) + since)[:, None] * (D + E)
             tl.store(into + cols[None, :], d_key * scale, mask=there & (cols < D)[None, :])
             tl.store(into + D + value_cols[None, :], d_value, mask=there & (value_cols < E)[None, :])
         if LEARN:
-            into = row * NS * (CAP + MORE) + _begin(ends + (row * 2 + 1) * L, j) + since
+            into = row * NS * ROOM + _begin(ends + (row * 2 + 1) * L, j) + since
             tl.store(part_score + into, d_score, mask=z >= 0)
 
 
@@ -157,7 +157,7 @@ def key_gradients(
     # written
     dk, dv, d_score,
     sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, sdb, sdh, sdt, T, L, G, NS, scale,
-    R: tl.constexpr, W: tl.constexpr, B: tl.constexpr, CAP: tl.constexpr, MORE: tl.constexpr, QT: tl.constexpr,
+    R: tl.constexpr, W: tl.constexpr, B: tl.constexpr, CAP: tl.constexpr, ROOM: tl.constexpr, QT: tl.constexpr,
     KT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, STAGES: tl.constexpr,
     LEARN: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
@@ -203,5 +203,5 @@ def key_gradients(
         rows = tl.load(ends + (row * 2 + 1) * L + j, mask=j < L, other=0) - begin
         total = tl.zeros([KT], tl.float32)
         for i in range(tl.max(rows, 0)):
-            total += tl.load(part_score + row * NS * (CAP + MORE) + begin + i, mask=i < rows, other=0.0)
+            total += tl.load(part_score + row * NS * ROOM + begin + i, mask=i < rows, other=0.0)
         tl.store(d_score + row * T + j, total, mask=j < T)

@@ -14,11 +14,11 @@ __all__ = ["load_listed", "near_scores", "read", "selected_by"]
 
 
 @triton.jit
-def load_listed(keys, reads, lo, count, LT: tl.constexpr):
+def load_listed(keys, lo, count, ROOM: tl.constexpr, LT: tl.constexpr):
     """Some keys of a list and the last windows before which they are selected; -1 beyond the list."""
     at = lo + tl.arange(0, LT)
-    j = tl.load(keys + at, mask=at < count, other=-1)
-    return j, tl.load(reads + j, mask=at < count, other=-1)
+    there = at < count
+    return tl.load(keys + at, mask=there, other=-1), tl.load(keys + ROOM + at, mask=there, other=-1)
 
 
 @triton.jit
@@ -36,34 +36,36 @@ def near_scores(q, key, p, s, place, scale, PREC: tl.constexpr):
 
 @triton.jit
 def read(
-    q, k, v, keys, counts, reads,
+    q, k, v, keys, counts,
     # written
     out, lse, top,
-    sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, sob, soh, sot, T, L, G, NS, scale,
-    R: tl.constexpr, W: tl.constexpr, B: tl.constexpr, Q: tl.constexpr, CAP: tl.constexpr, MORE: tl.constexpr,
+    sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, sob, soh, sot, T, G, NQ, NS, scale,
+    R: tl.constexpr, W: tl.constexpr, B: tl.constexpr, Q: tl.constexpr, QB: tl.constexpr, ROOM: tl.constexpr,
     LT: tl.constexpr, KT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
     LEARN: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """The outputs of a segment of one head's queries; base-2 logarithms of their sums and, to learn, largest scores."""
-    row, segment = (tl.program_id(0) // NS).to(tl.int64), tl.program_id(0) % NS
+    """The outputs of QB of one head's queries; base-2 logarithms of their sums and, to learn, largest scores."""
+    row, first = (tl.program_id(0) // NQ).to(tl.int64), tl.program_id(0) % NQ * QB
     b, g = row // G, row % G
     h = g * R + tl.program_id(1)
     k += b * skb + g * skh
     v += b * svb + g * svh
-    at = row * NS + segment
-    p = segment * Q + tl.arange(0, Q)
+    at = row * NS + first // Q
+    p = first + tl.arange(0, QB)
     s = first_exact(p, W, B)
     scale = scale * LOG2E
     query = load_keys(q + b * sqb + h * sqh, sqt, p, T, D, BD)
-    largest, total = tl.full([Q], float("-inf"), tl.float32), tl.zeros([Q], tl.float32)
-    acc = tl.zeros([Q, BE], tl.float32)
-    begin, end = first_exact(segment * Q, W, B), tl.minimum(segment * Q + Q, T)
+    largest, total = tl.full([QB], float("-inf"), tl.float32), tl.zeros([QB], tl.float32)
+    acc = tl.zeros([QB, BE], tl.float32)
+    begin, end = first_exact(first, W, B), tl.minimum(first + QB, T)
     for lo in range(begin, end, KT):
         place = lo + tl.arange(0, KT)
         scores = near_scores(query, load_keys(k, skt, place, T, D, BD), p, s, place, scale, PREC)
         largest, total, acc = add_keys(scores, load_keys(v, svt, place, T, E, BE), largest, total, acc, PREC)
-    for lo in range(0, tl.load(counts + at * 2), LT):
-        j, y = load_listed(keys + at * (CAP + MORE), reads + row * 2 * L, lo, tl.load(counts + at * 2), LT)
+    keys += at * (2 + LEARN) * ROOM
+    count = tl.load(counts + at * 2)
+    for lo in range(0, count, LT):
+        j, y = load_listed(keys, lo, count, ROOM, LT)
         far = tl.dot(query, tl.trans(load_keys(k, skt, j, T, D, BD)), input_precision=PREC) * scale
         far = tl.where(selected_by(j, y, s), far, float("-inf"))
         largest, total, acc = add_keys(far, load_keys(v, svt, j, T, E, BE), largest, total, acc, PREC)

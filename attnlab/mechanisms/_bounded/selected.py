@@ -22,7 +22,7 @@ from attnlab.mechanisms._bounded.slot_memory import FLOOR
 from attnlab.mechanisms._device import compiled_part, kernels_take
 from attnlab.shapes import Bool, Float, Int
 
-__all__ = ["HIDDEN", "NOWHERE", "Selection", "Tokens", "attend", "merits", "selected"]
+__all__ = ["HIDDEN", "NOWHERE", "Selection", "Tokens", "attend", "kernel_serves", "merits", "selected"]
 
 # Numbers of scores and gathered keys that are held at once: on a CPU some times what its cache holds.
 ELEMENTS = {"cpu": 1 << 22}
@@ -90,10 +90,10 @@ def attend(
     same places from 0 on (0). To ``learn`` scores, keys that are just not selected are read with a weight of zero that
     has a gradient: that of a weight which its score raises. Scores and sums are in at least float32.
     """
-    merit = merits(tokens, rules)
-    out = _attend_by_kernel(q, tokens, merit, rules, learn=learn) if states == 0 else None
+    out = _attend_by_kernel(q, tokens, rules, learn=learn) if states == 0 else None
     if out is not None:
         return out
+    merit = merits(tokens, rules)
     q = q.to(torch.promote_types(q.dtype, torch.float32))
     rest = -q.shape[3] % size
     q_all, newest = pad(q, (0, 0, 0, rest)), torch.cat([newest, newest[:, -1:].expand(-1, rest)], 1)
@@ -114,23 +114,31 @@ def attend(
     return torch.cat(parts, 3)[..., : q.shape[3], :]
 
 
-def _attend_by_kernel(
-    q: Tensor, tokens: Tokens, merit: Tensor, rules: Selection, *, learn: bool
-) -> Float[Tensor, "b g r q e"] | None:
+def _attend_by_kernel(q: Tensor, tokens: Tokens, rules: Selection, *, learn: bool) -> Float[Tensor, "b g r q e"] | None:
     """The outputs where places are numbers of keys, by ``attnlab.kernels.select``; None if it does not serve them."""
-    if not kernels_take(q) or not q.dtype == tokens.k.dtype == tokens.v.dtype:
+    r = q.shape[2]
+    if not kernel_serves(ungrouped(q), tokens.k, tokens.v, rules):
         return None
-    from attnlab.kernels.select import select_attention, supports
+    from attnlab.kernels.select import select_attention
 
-    (_, _, r, _, d), e = q.shape, tokens.v.shape[-1]
-    if not supports(d, e, q.dtype, slots=rules.slots, sinks=rules.sinks, heads=r):
-        return None
     out = select_attention(
-        ungrouped(q), tokens.k, tokens.v, tokens.score, merit, slots=rules.slots, window=rules.window,
+        ungrouped(q), tokens.k, tokens.v, tokens.score, slots=rules.slots, window=rules.window,
         block=rules.block, sinks=rules.sinks, scale=rules.scale, clamp=LARGEST,
         spare=read_at_most(rules, learn=learn) - rules.slots,
     )  # fmt: skip
     return grouped(out, r)
+
+
+def kernel_serves(
+    q: Float[Tensor, "b h q d"], k: Float[Tensor, "b g a d"], v: Float[Tensor, "b g a e"], rules: Selection
+) -> bool:
+    """Whether ``attnlab.kernels.select`` attends for these tensors."""
+    if not kernels_take(q) or not q.dtype == k.dtype == v.dtype:
+        return False
+    from attnlab.kernels.select import supports
+
+    heads = q.shape[1] // max(1, k.shape[1])
+    return supports(q.shape[3], v.shape[3], q.dtype, slots=rules.slots, sinks=rules.sinks, heads=heads)
 
 
 def read_at_most(rules: Selection, *, learn: bool) -> int:

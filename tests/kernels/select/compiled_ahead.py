@@ -12,7 +12,8 @@ from triton.compiler import ASTSource
 from attnlab.kernels.select.attention import KERNELS, _options
 
 TARGET = GPUTarget("cuda", 90, 32)
-WHOLE_NUMBERS = ("reads", "lives", "keys", "counts", "ends", "merit", "least")
+WHOLE_NUMBERS = ("lives", "keys", "counts", "ends")
+BEST = ("best", "before")
 FLOATS = ("score", "lse", "top", "middle", "delta", "part", "part_score", "d_score")
 # d, e, query heads of a key head, slots, window, block, sinks, keys that are only counted.
 SHAPES = (
@@ -30,6 +31,8 @@ def kind(name: str, constants: dict[str, Any], dtype: str) -> str:
         return "constexpr"
     if name == "scale":
         return "fp32"
+    if name in BEST:
+        return "*i64"
     if name in WHOLE_NUMBERS or name in FLOATS:
         return "*i32" if name in WHOLE_NUMBERS else "*fp32"
     return f"*{dtype}" if name in ("q", "k", "v", "out", "do", "dq", "dk", "dv") else "i32"
