@@ -104,13 +104,14 @@ def _options(
     columns, value_columns = (max(16, triton.next_power_of_2(width)) for width in (d, e))
     cap, room = _room(slots, block, sinks, spare, left)
     tile, warps, stages, registers = TILES[kernel][max(columns, value_columns) > 64]
-    best = slots + spare
+    best, entering = slots + spare, _entering(block)
     of_all = best * (left // CHUNK)
     values: dict[str, Any] = {
         "R": heads, "W": window, "B": block, "S": sinks, "N": slots, "M": spare, "Q": SEGMENT, "QB": QUERIES, "QT": 32,
         "CAP": cap, "ROOM": room, "K": best, "KP": triton.next_power_of_2(best), "C": CHUNK, "OF_CHUNKS": of_chunks,
         "LISTED": left >= CHUNK and not of_chunks, "MT": min(MOST_BEST, triton.next_power_of_2(max(1, of_all))),
-        "WHOLE": of_all <= MOST_BEST, "AP": triton.next_power_of_2(sinks + best + _entering(block)),
+        "WHOLE": of_all <= MOST_BEST, "AP": triton.next_power_of_2(max(2, best + entering)),
+        "SP": triton.next_power_of_2(max(1, sinks)), "ENTER": entering, "EP": triton.next_power_of_2(max(1, entering)),
         "BT": min(tile, triton.next_power_of_2(block)), "D": d, "BD": columns, "E": e,
         "BE": value_columns, "KT": tile, "LT": tile, "STAGES": 2 if max(columns, value_columns) > 64 else 3,
         "CLAMP": clamp, "LEARN": spare > 0, "PREC": precision(dtype),
@@ -145,7 +146,7 @@ class _Launches:
         self.windows = self.left // block + 1
         # Chunks that are over before the last segment's first window.
         last = (self.segments - 1) * SEGMENT // block * block - (window - block)
-        self.chunks, self.best = max(0, last) // CHUNK, slots + self.spare
+        self.chunks, self.best, self.entering = max(0, last) // CHUNK, slots + self.spare, _entering(block)
         self.cap, self.room = _room(slots, block, sinks, self.spare, self.left)
         self.how = (self.d, self.e, self.heads, slots, window, block, sinks, self.spare, clamp, self.left, q.dtype)
 
@@ -180,8 +181,12 @@ class _Launches:
             counts.zero_()
             return
         best, of_chunks, before = (
-            _empty(score, self.rows, n, self.best, dtype=torch.int64)
-            for n in (self.segments, self.chunks, self.chunks if self.chunks > 1 else 0)
+            _empty(score, self.rows, *of_row, dtype=torch.int64)
+            for of_row in (
+                (self.segments, self.best + self.entering + 1),
+                (self.chunks, self.best),
+                (self.chunks if self.chunks > 1 else 0, self.best),
+            )
         )
         sizes = {"T": self.t, "L": self.left, "NC": self.chunks}
         if self.chunks:
