@@ -45,8 +45,17 @@ TILES = {
     "sum_rows": ((8, 2, 1, 128),) * 2,
     "key_gradients": ((64, 4, 1, 168), (64, 4, 1, 255)),
 }
-KERNELS = (best_of_tokens, best_of_chunks, list_keys, read, query_gradients, listed_gradients, sum_lives, sum_rows,
-           key_gradients)
+KERNELS = (
+    best_of_tokens,
+    best_of_chunks,
+    list_keys,
+    read,
+    query_gradients,
+    listed_gradients,
+    sum_lives,
+    sum_rows,
+    key_gradients,
+)
 
 
 def supports(d: int, e: int, dtype: torch.dtype, *, slots: int, sinks: int, heads: int) -> bool:
@@ -76,12 +85,7 @@ def select_attention(
     the largest weight. The same inputs give the same bits.
     """
     (b, h, t, d), (g, e) = q.shape, (k.shape[1], v.shape[3])
-    if (
-        k.shape != (b, g, t, d)
-        or v.shape != (b, g, t, e)
-        or h % max(1, g)
-        or score.shape != (b, g, t)
-    ):
+    if k.shape != (b, g, t, d) or v.shape != (b, g, t, e) or h % max(1, g) or score.shape != (b, g, t):
         shapes = [tuple(x.shape) for x in (q, k, v, score)]
         raise ValueError(f"q, k, v and scores do not agree: {shapes}")
     served = supports(d, e, q.dtype, slots=slots, sinks=sinks, heads=h // max(1, g))
@@ -115,7 +119,8 @@ def _options(
     values: dict[str, Any] = {
         "R": heads, "W": window, "B": block, "S": sinks, "N": slots, "M": spare, "Q": SEGMENT, "QB": QUERIES, "QT": 32,
         "CAP": cap, "ROOM": room, "K": best, "KP": triton.next_power_of_2(best), "C": CHUNK, "OF_CHUNKS": of_chunks,
-        "LISTED": left >= CHUNK and not of_chunks, "MT": _together(kernel, left, of_all), "WHOLE": of_all <= MOST_BEST, "AP": triton.next_power_of_2(max(2, best + entering)),
+        "LISTED": left >= CHUNK and not of_chunks, "MT": _together(kernel, left, of_all), "WHOLE": of_all <= MOST_BEST,
+        "AP": triton.next_power_of_2(max(2, best + entering)),
         "SP": triton.next_power_of_2(max(1, sinks)), "ENTER": entering, "EP": triton.next_power_of_2(max(1, entering)),
         "BT": min(tile, triton.next_power_of_2(block)), "D": d, "BD": columns, "E": e,
         "BE": value_columns, "BC": triton.next_power_of_2(d + e), "KT": tile, "LT": tile, "STAGES": 3, "PIECE": PIECE,

@@ -124,15 +124,16 @@ def listed_gradients(
             z = tl.load(keys + 2 * ROOM + lo + tl.arange(0, LT), mask=j >= 0, other=-1)
             u = tl.load(score + row * T + j, mask=j >= 0, other=0.0)
             d_score = tl.zeros([LT], tl.float32)
+            # What is selected is counted, too, but for sinks, whose scores learn nothing.
+            last = tl.maximum(y, z)
+        else:
+            last = y
         for place in range(segment * Q, tl.minimum(segment * Q + Q, T), QT):
             p = place + tl.arange(0, QT)
             s = first_exact(p, W, B)
             # Keys are rows here, so that products with queries need no other layout.
-            shown = (j[:, None] < s[None, :]) & (s[None, :] <= y[:, None])
-            seen = shown
+            seen = (j[:, None] < s[None, :]) & (s[None, :] <= last[:, None])
             if LEARN:
-                counted = (j[:, None] < s[None, :]) & (s[None, :] <= z[:, None])
-                seen = shown | counted
                 gate = tl.zeros([LT, QT], tl.float32)
             for head in range(R):
                 of_row = (row * R + head) * T + p
@@ -143,20 +144,21 @@ def listed_gradients(
                 if LEARN:
                     # What a key that is not selected would weigh, at most.
                     most = tl.load(top + of_row, mask=p < T, other=0.0) + CLAMP * LOG2E
-                    scores = tl.where(scores > most[None, :], most[None, :], scores)
+                    scores = tl.minimum(scores, most[None, :], propagate_nan=tl.PropagateNan.ALL)
                 weights = tl.exp2(tl.where(seen, scores, float("-inf")) - sums[None, :])
                 slope = weights * (tl.dot(value, tl.trans(pull), input_precision=PREC) - mine[None, :])
                 if LEARN:
                     gate += slope
-                    slope = tl.where(shown, slope, 0.0)
-                    weights = tl.where(shown, weights, 0.0)
                 if lo < selects:
+                    if LEARN:
+                        shown = s[None, :] <= y[:, None]
+                        slope, weights = tl.where(shown, slope, 0.0), tl.where(shown, weights, 0.0)
                     d_key += tl.dot(slope.to(query.dtype), query, input_precision=PREC)
                     d_value += tl.dot(weights.to(pull.dtype), pull, input_precision=PREC)
             if LEARN:
                 between = tl.load(middle + row * NW + s // B, mask=p < T, other=float("-inf"))
                 soft = tl.sigmoid(u[:, None] - between[None, :])
-                d_score += tl.sum(tl.where(counted, gate * soft * (1.0 - soft), 0.0), 1)
+                d_score += tl.sum(tl.where(seen, gate * soft * (1.0 - soft), 0.0), 1)
         cols, value_cols = tl.arange(0, BD), tl.arange(0, BE)
         since = segment - first_segment(j, W, B, Q)
         if lo < selects:

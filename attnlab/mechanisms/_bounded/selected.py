@@ -114,9 +114,7 @@ def attend(
     return torch.cat(parts, 3)[..., : q.shape[3], :]
 
 
-def _attend_by_kernel(
-    q: Tensor, tokens: Tokens, rules: Selection, *, learn: bool
-) -> Float[Tensor, "b g r q e"] | None:
+def _attend_by_kernel(q: Tensor, tokens: Tokens, rules: Selection, *, learn: bool) -> Float[Tensor, "b g r q e"] | None:
     """The outputs where places are numbers of keys, by ``attnlab.kernels.select``; None if it does not serve them."""
     if not kernels_take(q) or not q.dtype == tokens.k.dtype == tokens.v.dtype:
         return None
