@@ -195,6 +195,9 @@ LAUNCHED = (SELECT_SHAPES[3], SELECT_SHAPES[0], SELECT_SHAPES[2])
 TINY_SELECT = (Shape(1, 3, 1, 150, 16, 5, 32, 2, 16),)
 # Other tiles of abc-select's kernels: keys of a tile, warps, stages of loads, registers of a thread.
 OTHER_TILES = {
+    "best_of_tokens": ((0, 2, 1, 128), (0, 4, 1, 80), (0, 1, 1, 128)),
+    "list_keys": ((16, 1, 1, 96), (16, 2, 1, 64), (16, 2, 1, 128), (16, 4, 1, 64), (32, 2, 1, 128)),
+    "sum_rows": ((16, 4, 1, 128), (8, 1, 1, 168), (4, 1, 1, 128), (16, 2, 1, 168)),
     "read": ((64, 4, 1, 128), (64, 4, 3, 168), (32, 4, 2, 128), (32, 4, 3, 128), (128, 8, 2, 128)),
     "query_gradients": ((64, 4, 1, 168), (64, 4, 2, 128), (64, 4, 2, 255), (32, 4, 2, 128), (64, 8, 2, 128)),
     "listed_gradients": ((64, 4, 2, 168), (64, 4, 1, 255), (64, 4, 2, 255), (64, 4, 1, 128), (32, 4, 1, 128)),

@@ -25,25 +25,37 @@ Gradients
     score that is selected and the next; where there is no next, d u_j is 0.
 
     No sum is by atomic additions. The gradients of a listed key are stored for each segment that lists it, beside each
-    other, since those are neighbours, and then added in their order: the same inputs give the same bits.
+    other, since those are neighbours, and then added in a fixed order: the same inputs give the same bits.
+
+Which keys are listed
+    Scores and places are compared as one integer, so nothing is sorted and no two are equal. Before a segment only the
+    K = N + M best keys of all earlier ones can be listed, and tokens that leave the window within it. The best are
+    found by chunks: those of each chunk, those of all chunks before it, and those before the segment of these and the
+    tokens of its own chunk. Each is a bisection over numbers that stay in registers. Then every key that is left is
+    compared with every other. So the work is linear in the tokens, but for the best of chunks before each chunk.
 
 The kernels, in the order in which they run (R reads, W writes)
-    forward   thresholds       R ranks of scores; W the N-th and (N + M)-th highest before each window, and middle,
-                               by bisection                                                               choose.py
-              last_reads       R these; W y and z, by bisection, and how many segments list each key      choose.py
-              list_keys        R y, z; W the list of each segment                                         choose.py
-              read             R q, k, v, lists; W out, log-sum-exps, largest scores                      read.py
-    backward  query_gradients  R q, k, v, out, do, lists; W dq, Delta                                     backward.py
-              listed_gradients R q, k, v, do, lists; W for each segment the gradients of its list         backward.py
-              key_gradients    R q, k, v, do, and what segments have written; W dk, dv, du                backward.py
+    forward   best_of_tokens   R scores; W the best keys of each chunk; of texts of more than one           choose.py
+              best_of_chunks   R these; W the best keys before each chunk; of texts of more than two        choose.py
+              best_of_tokens   R scores and these; W the best keys before each segment                      choose.py
+              list_keys        R these; W the list of each segment with y and z, how many segments list
+                               each key, and middle                                                         choose.py
+              read             R q, k, v, lists; W out, log-sum-exps, largest scores                        read.py
+    backward  query_gradients  R q, k, v, out, do, lists; W dq, Delta                                       backward.py
+              sum_lives        R how many segments list each key; W where its rows end                      backward.py
+              listed_gradients R q, k, v, do, lists; W for each segment the gradients of its list           backward.py
+              sum_rows         RW these: sums of at most PIECE rows of a key                                backward.py
+              key_gradients    R q, k, v, do, and these; W dk, dv, du                                       backward.py
     decoding  take_and_read    one token enters, another may leave; W out                                 step_triton.py
 
 Names in kernels
     q, k, v, score (b, heads, tokens, width); strides s + tensor + b, h or t; T tokens, L of which leave the window by
-    the end; NW windows that begin at different places; G key heads, R query heads of each; NS segments; constants: W,
-    B, S, N, M and Q as above, CAP and MORE the room of a list for keys that are selected, and only counted, D and E
-    columns, BD and BE those of their tiles, KT, LT and MT keys and QT queries of a tile; STAGES of loads of what
-    segments have written; LEARN whether scores have gradients; PREC the precision of products.
+    the end; NW windows that begin at different places; G key heads, R query heads of each; NS segments, NQ parts of
+    QB queries, NC chunks of C tokens; constants: W, B, S, N, M, K and Q as above, ENTER the tokens that may leave the
+    window within a segment, CAP and ROOM the room of a list for keys that are selected, and for all, D and E columns,
+    BD and BE those of their tiles, KT, LT, BT and MT keys and QT queries of a tile, KP, EP, SP and AP powers of 2 that
+    K, ENTER, S and keys to list fit in; STAGES of loads of what segments have written; LEARN whether scores have
+    gradients; PREC the precision of products.
 """
 
 from attnlab.kernels.select.attention import select_attention, supports

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnlab.kernels.hybrid.attention import dense_rows, precision
 from attnlab.kernels.launching import INTERPRETED, Options, launch, with_strides
-from attnlab.kernels.select.backward import key_gradients, listed_gradients, query_gradients
+from attnlab.kernels.select.backward import key_gradients, listed_gradients, query_gradients, sum_lives, sum_rows
 from attnlab.kernels.select.choose import best_of_chunks, best_of_tokens, list_keys
 from attnlab.kernels.select.read import read
 from attnlab.shapes import Float
@@ -29,6 +29,9 @@ SEGMENT = 128
 QUERIES = 64
 CHUNK = 1024
 MOST_BEST = 4096
+# Keys whose rows are counted at once, and rows of a key that are added up one after another.
+MOST_LIVES = 4096
+PIECE = 32
 # Keys of a tile, warps, stages of loads and registers of a thread, for heads of up to 64 columns and for wider ones:
 # three or four programs of a multiprocessor hide each other's waiting. Compiled for sm_90, next to nothing is spilled.
 TILES = {
@@ -38,9 +41,21 @@ TILES = {
     "read": ((64, 4, 2, 128), (32, 4, 2, 168)),
     "query_gradients": ((64, 4, 2, 168), (32, 4, 2, 168)),
     "listed_gradients": ((64, 4, 1, 168), (64, 4, 1, 255)),
+    "sum_lives": ((0, 8, 1, 128),) * 2,
+    "sum_rows": ((8, 2, 1, 128),) * 2,
     "key_gradients": ((64, 4, 1, 168), (64, 4, 1, 255)),
 }
-KERNELS = (best_of_tokens, best_of_chunks, list_keys, read, query_gradients, listed_gradients, key_gradients)
+KERNELS = (
+    best_of_tokens,
+    best_of_chunks,
+    list_keys,
+    read,
+    query_gradients,
+    listed_gradients,
+    sum_lives,
+    sum_rows,
+    key_gradients,
+)
 
 
 def supports(d: int, e: int, dtype: torch.dtype, *, slots: int, sinks: int, heads: int) -> bool:
@@ -70,12 +85,7 @@ def select_attention(
     the largest weight. The same inputs give the same bits.
     """
     (b, h, t, d), (g, e) = q.shape, (k.shape[1], v.shape[3])
-    if (
-        k.shape != (b, g, t, d)
-        or v.shape != (b, g, t, e)
-        or h % max(1, g)
-        or score.shape != (b, g, t)
-    ):
+    if k.shape != (b, g, t, d) or v.shape != (b, g, t, e) or h % max(1, g) or score.shape != (b, g, t):
         shapes = [tuple(x.shape) for x in (q, k, v, score)]
         raise ValueError(f"q, k, v and scores do not agree: {shapes}")
     served = supports(d, e, q.dtype, slots=slots, sinks=sinks, heads=h // max(1, g))
@@ -104,20 +114,27 @@ def _options(
     columns, value_columns = (max(16, triton.next_power_of_2(width)) for width in (d, e))
     cap, room = _room(slots, block, sinks, spare, left)
     tile, warps, stages, registers = TILES[kernel][max(columns, value_columns) > 64]
-    best = slots + spare
+    best, entering = slots + spare, _entering(block)
     of_all = best * (left // CHUNK)
     values: dict[str, Any] = {
         "R": heads, "W": window, "B": block, "S": sinks, "N": slots, "M": spare, "Q": SEGMENT, "QB": QUERIES, "QT": 32,
         "CAP": cap, "ROOM": room, "K": best, "KP": triton.next_power_of_2(best), "C": CHUNK, "OF_CHUNKS": of_chunks,
-        "LISTED": left >= CHUNK and not of_chunks, "MT": min(MOST_BEST, triton.next_power_of_2(max(1, of_all))),
-        "WHOLE": of_all <= MOST_BEST, "AP": triton.next_power_of_2(sinks + best + _entering(block)),
+        "LISTED": left >= CHUNK and not of_chunks, "MT": _together(kernel, left, of_all), "WHOLE": of_all <= MOST_BEST,
+        "AP": triton.next_power_of_2(max(2, best + entering)),
+        "SP": triton.next_power_of_2(max(1, sinks)), "ENTER": entering, "EP": triton.next_power_of_2(max(1, entering)),
         "BT": min(tile, triton.next_power_of_2(block)), "D": d, "BD": columns, "E": e,
-        "BE": value_columns, "KT": tile, "LT": tile, "STAGES": 2 if max(columns, value_columns) > 64 else 3,
+        "BE": value_columns, "BC": triton.next_power_of_2(d + e), "KT": tile, "LT": tile, "STAGES": 3, "PIECE": PIECE,
         "CLAMP": clamp, "LEARN": spare > 0, "PREC": precision(dtype),
     }  # fmt: skip
     taken = next(k.arg_names for k in KERNELS if k.__name__ == kernel)
     constants = ((name, values[name]) for name in taken if name in values)
     return (*constants, ("num_warps", warps), ("num_stages", stages), ("maxnreg", registers))
+
+
+def _together(kernel: str, left: int, of_all: int) -> int:
+    """How many numbers a program holds, of all keys that leave the window or of the best of all chunks."""
+    most, count = (MOST_LIVES, left) if kernel == "sum_lives" else (MOST_BEST, of_all)
+    return min(most, triton.next_power_of_2(max(1, count)))
 
 
 def _room(slots: int, block: int, sinks: int, spare: int, left: int) -> tuple[int, int]:
@@ -145,7 +162,7 @@ class _Launches:
         self.windows = self.left // block + 1
         # Chunks that are over before the last segment's first window.
         last = (self.segments - 1) * SEGMENT // block * block - (window - block)
-        self.chunks, self.best = max(0, last) // CHUNK, slots + self.spare
+        self.chunks, self.best, self.entering = max(0, last) // CHUNK, slots + self.spare, _entering(block)
         self.cap, self.room = _room(slots, block, sinks, self.spare, self.left)
         self.how = (self.d, self.e, self.heads, slots, window, block, sinks, self.spare, clamp, self.left, q.dtype)
 
@@ -180,8 +197,12 @@ class _Launches:
             counts.zero_()
             return
         best, of_chunks, before = (
-            _empty(score, self.rows, n, self.best, dtype=torch.int64)
-            for n in (self.segments, self.chunks, self.chunks if self.chunks > 1 else 0)
+            _empty(score, self.rows, *of_row, dtype=torch.int64)
+            for of_row in (
+                (self.segments, self.best + self.entering + 1),
+                (self.chunks, self.best),
+                (self.chunks if self.chunks > 1 else 0, self.best),
+            )
         )
         sizes = {"T": self.t, "L": self.left, "NC": self.chunks}
         if self.chunks:
@@ -250,10 +271,11 @@ def _backward(
         q=q, k=k, v=v, o=out, d=do, g=dq, T=call.t, G=call.g, NQ=call.parts, NS=call.segments, scale=scale,
     )  # fmt: skip
     # The gradients of a key by each segment that lists it, one after another, and where those of each key end.
-    ends = lives.cumsum(-1, dtype=torch.int32)
-    part = _empty(q, call.rows, call.segments * call.cap, call.d + call.e)
+    ends, part = torch.empty_like(lives), _empty(q, call.rows, call.segments * call.cap, call.d + call.e)
     part_score = _empty(q, call.rows, call.segments * call.room) if spare else None
+    parts = {"ends": ends, "part": part, "part_score": part_score}
     if call.left:
+        call.launch(sum_lives, (2 * call.rows, 1), {"lives": lives, "ends": ends}, L=call.left)
         call.launch(
             listed_gradients,
             (call.segments * call.rows, triton.cdiv(call.room, call.tile(listed_gradients, "LT"))),
@@ -261,6 +283,8 @@ def _backward(
              "do": do, "part": part, "part_score": part_score},
             q=q, k=k, v=v, d=do, **sizes, NW=call.windows, scale=scale,
         )  # fmt: skip
+        grid = triton.cdiv(call.left, call.tile(sum_rows, "KT")) * call.rows, triton.cdiv(call.segments, PIECE)
+        call.launch(sum_rows, grid, parts, L=call.left, NS=call.segments)
     tiles = triton.cdiv(call.t, call.tile(key_gradients, "KT"))
     call.launch(
         key_gradients,

@@ -11,7 +11,25 @@ from attnlab.kernels.hybrid.read import LOG2E, load_keys
 from attnlab.kernels.select.choose import first_exact, first_segment
 from attnlab.kernels.select.read import load_listed, near_scores, selected_by
 
-__all__ = ["key_gradients", "listed_gradients", "query_gradients"]
+__all__ = ["key_gradients", "listed_gradients", "query_gradients", "sum_lives", "sum_rows"]
+
+
+@triton.jit
+def sum_lives(
+    lives,
+    # written
+    ends,
+    L,
+    MT: tl.constexpr,
+):  # fmt: skip
+    """Where the rows of each key end, which lie one key after another: sums of ``lives``."""
+    i, before = tl.arange(0, MT), 0
+    lives += tl.program_id(0).to(tl.int64) * L
+    ends += tl.program_id(0).to(tl.int64) * L
+    for lo in range(0, L, MT):
+        own = tl.load(lives + lo + i, mask=lo + i < L, other=0)
+        tl.store(ends + lo + i, before + tl.cumsum(own, 0), mask=lo + i < L)
+        before += tl.sum(own, 0)
 
 
 @triton.jit
@@ -106,15 +124,16 @@ def listed_gradients(
             z = tl.load(keys + 2 * ROOM + lo + tl.arange(0, LT), mask=j >= 0, other=-1)
             u = tl.load(score + row * T + j, mask=j >= 0, other=0.0)
             d_score = tl.zeros([LT], tl.float32)
-        for place in range(segment * Q, segment * Q + Q, QT):
+            # What is selected is counted, too, but for sinks, whose scores learn nothing.
+            last = tl.maximum(y, z)
+        else:
+            last = y
+        for place in range(segment * Q, tl.minimum(segment * Q + Q, T), QT):
             p = place + tl.arange(0, QT)
             s = first_exact(p, W, B)
             # Keys are rows here, so that products with queries need no other layout.
-            shown = (j[:, None] < s[None, :]) & (s[None, :] <= y[:, None])
-            seen = shown
+            seen = (j[:, None] < s[None, :]) & (s[None, :] <= last[:, None])
             if LEARN:
-                counted = (j[:, None] < s[None, :]) & (s[None, :] <= z[:, None])
-                seen = shown | counted
                 gate = tl.zeros([LT, QT], tl.float32)
             for head in range(R):
                 of_row = (row * R + head) * T + p
@@ -125,20 +144,21 @@ def listed_gradients(
                 if LEARN:
                     # What a key that is not selected would weigh, at most.
                     most = tl.load(top + of_row, mask=p < T, other=0.0) + CLAMP * LOG2E
-                    scores = tl.where(scores > most[None, :], most[None, :], scores)
+                    scores = tl.minimum(scores, most[None, :], propagate_nan=tl.PropagateNan.ALL)
                 weights = tl.exp2(tl.where(seen, scores, float("-inf")) - sums[None, :])
                 slope = weights * (tl.dot(value, tl.trans(pull), input_precision=PREC) - mine[None, :])
                 if LEARN:
                     gate += slope
-                    slope = tl.where(shown, slope, 0.0)
-                    weights = tl.where(shown, weights, 0.0)
                 if lo < selects:
+                    if LEARN:
+                        shown = s[None, :] <= y[:, None]
+                        slope, weights = tl.where(shown, slope, 0.0), tl.where(shown, weights, 0.0)
                     d_key += tl.dot(slope.to(query.dtype), query, input_precision=PREC)
                     d_value += tl.dot(weights.to(pull.dtype), pull, input_precision=PREC)
             if LEARN:
                 between = tl.load(middle + row * NW + s // B, mask=p < T, other=float("-inf"))
                 soft = tl.sigmoid(u[:, None] - between[None, :])
-                d_score += tl.sum(tl.where(counted, gate * soft * (1.0 - soft), 0.0), 1)
+                d_score += tl.sum(tl.where(seen, gate * soft * (1.0 - soft), 0.0), 1)
         cols, value_cols = tl.arange(0, BD), tl.arange(0, BE)
         since = segment - first_segment(j, W, B, Q)
         if lo < selects:
@@ -152,13 +172,56 @@ def listed_gradients(
 
 
 @triton.jit
+def _rows_of(ends, j, L):
+    """Where the rows of keys j begin, and how many they are; of a key that never leaves the window there are none."""
+    begin = _begin(ends, tl.minimum(j, L))
+    return begin, tl.load(ends + j, mask=j < L, other=0) - begin
+
+
+@triton.jit
+def sum_rows(
+    ends,
+    # read and written
+    part, part_score,
+    L, NS,
+    CAP: tl.constexpr, ROOM: tl.constexpr, KT: tl.constexpr, PIECE: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    BC: tl.constexpr, STAGES: tl.constexpr, LEARN: tl.constexpr,
+):  # fmt: skip
+    """The sum of PIECE rows of each key that has more than one, in place of the first of them.
+
+    So programs that have keys in common with a whole text are not the last of all by far.
+    """
+    tiles = tl.cdiv(L, KT)
+    row, j = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles * KT + tl.arange(0, KT)
+    first = tl.program_id(1) * PIECE
+    ends += row * 2 * L
+    begin, rows = _rows_of(ends, j, L)
+    rows = tl.minimum(rows - first, PIECE)
+    most, cols = tl.max(rows, 0), tl.arange(0, BC)
+    if most > 1:
+        of_key = part + (row * NS * CAP + begin + first)[:, None] * (D + E) + cols[None, :]
+        there = (cols < D + E)[None, :]
+        total = tl.zeros([KT, BC], tl.float32)
+        for i in tl.range(0, most, num_stages=STAGES):
+            total += tl.load(of_key + i * (D + E), mask=there & (i < rows)[:, None], other=0.0)
+        tl.store(of_key, total, mask=there & (rows > 1)[:, None])
+    if LEARN:
+        begin, rows = _rows_of(ends + L, j, L)
+        rows = tl.minimum(rows - first, PIECE)
+        if tl.max(rows, 0) > 1:
+            of_key, i = part_score + row * NS * ROOM + begin + first, tl.arange(0, PIECE)
+            each = tl.load(of_key[:, None] + i[None, :], mask=i[None, :] < rows[:, None], other=0.0)
+            tl.store(of_key, tl.sum(each, 1), mask=rows > 1)
+
+
+@triton.jit
 def key_gradients(
     q, k, v, ends, lse, delta, do, part, part_score,
     # written
     dk, dv, d_score,
     sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, sdb, sdh, sdt, T, L, G, NS, scale,
     R: tl.constexpr, W: tl.constexpr, B: tl.constexpr, CAP: tl.constexpr, ROOM: tl.constexpr, QT: tl.constexpr,
-    KT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, STAGES: tl.constexpr,
+    KT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, PIECE: tl.constexpr,
     LEARN: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """dk, dv and d score of a tile: by the queries that have it in their window, and those that list its keys."""
@@ -186,10 +249,8 @@ def key_gradients(
             d_value += tl.dot(weights.to(pull.dtype), pull, input_precision=PREC)
     d_key = d_key * scale
     cols, value_cols = tl.arange(0, BD), tl.arange(0, BE)
-    # Of a key that never leaves the window there are no rows.
-    begin = _begin(ends + row * 2 * L, tl.minimum(j, L))
-    rows = tl.load(ends + row * 2 * L + j, mask=j < L, other=0) - begin
-    for i in tl.range(0, tl.max(rows, 0), num_stages=STAGES):
+    begin, rows = _rows_of(ends + row * 2 * L, j, L)
+    for i in range(0, tl.max(rows, 0), PIECE):
         of_key = part + (row * NS * CAP + begin + i)[:, None] * (D + E)
         there = (i < rows)[:, None]
         d_key += tl.load(of_key + cols[None, :], mask=there & (cols < D)[None, :], other=0.0)
@@ -199,9 +260,8 @@ def key_gradients(
     tl.store(dv + into * E + value_cols[None, :], d_value.to(dv.dtype.element_ty),
              mask=(j < T)[:, None] & (value_cols < E)[None, :])  # fmt: skip
     if LEARN:
-        begin = _begin(ends + (row * 2 + 1) * L, tl.minimum(j, L))
-        rows = tl.load(ends + (row * 2 + 1) * L + j, mask=j < L, other=0) - begin
+        begin, rows = _rows_of(ends + (row * 2 + 1) * L, j, L)
         total = tl.zeros([KT], tl.float32)
-        for i in range(tl.max(rows, 0)):
+        for i in range(0, tl.max(rows, 0), PIECE):
             total += tl.load(part_score + row * NS * ROOM + begin + i, mask=i < rows, other=0.0)
         tl.store(d_score + row * T + j, total, mask=j < T)

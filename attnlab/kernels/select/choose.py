@@ -80,10 +80,9 @@ def _is_best(order, place, least, least_place):
 
 
 @triton.jit
-def _append(into, whole, chosen, count, K: tl.constexpr):
+def _append(into, whole, chosen, count):
     """Store what is chosen after ``count`` others; how many there are then."""
-    at = count + tl.cumsum(chosen.to(tl.int32), 0) - 1
-    tl.store(into + at, whole, mask=chosen & (at < K))
+    tl.store(into + count + tl.cumsum(chosen.to(tl.int32), 0) - 1, whole, mask=chosen)
     return count + tl.sum(chosen.to(tl.int32), 0)
 
 
@@ -96,15 +95,17 @@ def _append_empty(into, count, K: tl.constexpr, KP: tl.constexpr):
 @triton.jit
 def best_of_tokens(
     score, before,
-    # written: best (b g, chunks or segments, K), lives (b g, 2, L)
+    # written: best (b g, chunks, K) or (b g, segments, K + ENTER + 1), lives (b g, 2, L)
     best, lives,
     T, L, NC, NS,
     W: tl.constexpr, B: tl.constexpr, S: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
-    C: tl.constexpr, OF_CHUNKS: tl.constexpr, LISTED: tl.constexpr,
+    ENTER: tl.constexpr, EP: tl.constexpr, C: tl.constexpr, OF_CHUNKS: tl.constexpr, LISTED: tl.constexpr,
 ):  # fmt: skip
     """The K best keys of a chunk, or of all before a segment: of those before its chunk, and of the chunk's tokens.
 
-    In order of place, then EMPTY. A segment also sets to zero how many segments list its keys, for ``list_keys``.
+    They are in order of place, and those of a chunk end with EMPTY. After those of a segment come the tokens between
+    its first and its last window that can be among the K best, and last is how many they all are. A segment also sets
+    to zero how many segments list its keys, for ``list_keys``.
     """
     row, number = (tl.program_id(0) // NS).to(tl.int64), tl.program_id(0) % NS
     score += row * T
@@ -130,25 +131,31 @@ def best_of_tokens(
             count += tl.sum((old >= half).to(tl.int32), 0)
         low, high = _halved(low, high, count, K)
     least = low.to(tl.int32)
-    above, equal = tl.sum((own > least).to(tl.int32), 0), tl.sum((own == least).to(tl.int32), 0)
+    above = tl.sum((own > least).to(tl.int32), 0)
     if LISTED:
         above += tl.sum((old > least).to(tl.int32), 0)
-        equal += tl.sum((old == least).to(tl.int32), 0)
-    # Of those with the lowest score, the last.
-    first, after = above * 0, tl.where((above + equal > K) & (found > K), T, 1)
+    # Of more than K, the last of those with the lowest score.
+    first, after = above * 0, tl.where((found > K) & (count != K), T, 1)
     while after - first > 1:
         half = (first + after) >> 1
         count = tl.sum(((own == least) & (place >= half)).to(tl.int32), 0)
         if LISTED:
             count += tl.sum(((old == least) & (old_place >= half)).to(tl.int32), 0)
         first, after = _halved(first, after, count, K - above)
-    into = best + tl.program_id(0).to(tl.int64) * K
+    into = best + tl.program_id(0).to(tl.int64) * (K if OF_CHUNKS else K + ENTER + 1)
     count = above * 0
     if LISTED:
-        count = _append(into, listed, _is_best(old, old_place, least, first), count, K)
-    count = _append(into, _whole(own, place), _is_best(own, place, least, first), count, K)
-    _append_empty(into, count, K, KP)
-    if not OF_CHUNKS:
+        count = _append(into, listed, _is_best(old, old_place, least, first), count)
+    count = _append(into, _whole(own, place), _is_best(own, place, least, first), count)
+    if OF_CHUNKS:
+        _append_empty(into, count, K, KP)
+    else:
+        if ENTER > 0:
+            place = end + tl.arange(0, EP)
+            there = (place >= S) & (place < first_exact(tl.minimum(number * Q + Q, T) - 1, W, B))
+            own = _order(tl.load(score + place, mask=there, other=0.0), there)
+            count = _append(into, _whole(own, place), (own >= least) & (own != LOWEST), count)
+        tl.store(into + K + ENTER, count.to(tl.int64))
         j = number * Q + tl.arange(0, Q)
         tl.store(lives + row * 2 * L + j, tl.zeros([Q], tl.int32), mask=j < L)
         tl.store(lives + (row * 2 + 1) * L + j, tl.zeros([Q], tl.int32), mask=j < L)
@@ -185,11 +192,11 @@ def best_of_chunks(
                 count += tl.sum((more >= half).to(tl.int32), 0)
         low, high = tl.where(count >= K, half, low), tl.where(count >= K, high, half)
     into = before + tl.program_id(0).to(tl.int64) * K
-    count = _append(into, own, (own >= low) & (own != EMPTY), chunk * 0, K)
+    count = _append(into, own, (own >= low) & (own != EMPTY), chunk * 0)
     if not WHOLE:
         for lo in range(MT, end, MT):
             more = tl.load(best + lo + i, mask=lo + i < end, other=EMPTY)
-            count = _append(into, more, (more >= low) & (more != EMPTY), count, K)
+            count = _append(into, more, (more >= low) & (more != EMPTY), count)
     _append_empty(into, count, K, KP)
 
 
@@ -211,69 +218,96 @@ def _tokens_higher(whole, score, begin, end, S: tl.constexpr, LT: tl.constexpr):
 
 
 @triton.jit
-def list_keys(
-    score, best,
-    # written: keys (b g, segments, 2 + LEARN, ROOM), counts (b g, segments, 2), lives (b g, 2, L), middle (b g, NW)
-    keys, counts, lives, middle,
-    T, L, NW, NS,
-    W: tl.constexpr, B: tl.constexpr, S: tl.constexpr, Q: tl.constexpr, N: tl.constexpr, M: tl.constexpr,
-    K: tl.constexpr, AP: tl.constexpr, LT: tl.constexpr, BT: tl.constexpr, ROOM: tl.constexpr, LEARN: tl.constexpr,
+def _list_keys(
+    score, best, found, keys, counts, lives, middle, segment, begin, end, T, L,
+    W: tl.constexpr, B: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, Q: tl.constexpr, N: tl.constexpr,
+    M: tl.constexpr, AP: tl.constexpr, LT: tl.constexpr, BT: tl.constexpr, ROOM: tl.constexpr, LEARN: tl.constexpr,
 ):  # fmt: skip
-    """The keys that queries of a segment read before their windows, then those that they only count, both in order.
-
-    ``counts`` are those read, and all. With each of them the last window of the segment before which it is selected and, to learn, counted; -1 if none is.
-    ``lives`` is by how many segments a key is listed, known where it is for the last time. ``middle`` is the mean of
-    the scores of the N-th and of the next before each window, or minus infinity where there is no next.
-    """
-    row, segment = (tl.program_id(0) // NS).to(tl.int64), tl.program_id(0) % NS
-    at = row * NS + segment
-    score += row * T
-    best += at * K
-    begin = first_exact(segment * Q, W, B)
-    end = first_exact(tl.minimum(segment * Q + Q, T) - 1, W, B)
-    # Sinks, the best before the first window, and the tokens between that and the last: no others can be listed.
+    """What ``list_keys`` does, where AP keys are all that can be listed beside sinks."""
     a = tl.arange(0, AP)
-    is_sink, place = (a < S) & (a < end), begin + a - (S + K)
-    own = tl.load(best + a - S, mask=(a >= S) & (a < S + K), other=EMPTY)
-    there = (place >= tl.maximum(begin, S)) & (place < end)
-    own = tl.where(there, _load_tokens(score, place, there), own)
-    place = tl.where(is_sink, a, tl.where(own != EMPTY, _place_of(own), T))
+    own = tl.load(best + a, mask=a < found, other=EMPTY)
+    place = tl.where(own != EMPTY, _place_of(own), T)
+    # How many keys are higher, of those before the first window, then of those before each.
     count = tl.zeros([AP], tl.int32)
-    for lo in range(0, K, LT):
+    for lo in range(0, tl.minimum(found, N + M), LT):
         i = lo + tl.arange(0, LT)
-        count += _higher(own, tl.load(best + i, mask=i < K, other=EMPTY))
-    # Sinks are never counted.
-    free = own != EMPTY
-    y, z = tl.where(is_sink, end, -1), tl.full([AP], -1, tl.int32)
+        others = tl.load(best + i, mask=i < found, other=EMPTY)
+        count += _higher(own, tl.where(_place_of(others) < begin, others, EMPTY))
+    y, z = tl.full([AP], -1, tl.int32), tl.full([AP], -1, tl.int32)
     for s in range(begin, end + 1, B):
-        before = free & (place < s)
+        before = place < s
         y = tl.where(before & (count < N), s, y)
         if LEARN:
             z = tl.where(before & (count < N + M), s, z)
-            u = _score(_order_of(own))
-            is_last, is_next = before & (count == N - 1), before & (count == N)
-            between = (tl.sum(tl.where(is_last, u, 0.0), 0) + tl.sum(tl.where(is_next, u, 0.0), 0)) / 2
-            found = tl.max(is_next.to(tl.int32), 0) > 0
-            tl.store(middle + row * NW + s // B, tl.where(found, between, float("-inf")))
+            # The lowest of those that are selected, and the next.
+            is_next = before & (count == N)
+            both = tl.where(is_next | (before & (count == N - 1)), _score(_order_of(own)), 0.0)
+            between = tl.where(tl.max(is_next.to(tl.int32), 0) > 0, tl.sum(both, 0) / 2, float("-inf"))
+            tl.store(middle + s // B, between)
         if s < end:
             count += _tokens_higher(own, score, s, s + B, S, BT)
     # The first window of the next segment is the last of this one, or the one after it.
     goes_on = segment * Q + Q < T
     if goes_on:
         count += _tokens_higher(own, score, end, first_exact(segment * Q + Q, W, B), S, BT)
-    selected = y >= 0
-    listed = tl.sum(selected.to(tl.int32), 0)
-    into = keys + at * (2 + LEARN) * ROOM
-    to = tl.cumsum(selected.to(tl.int32), 0) - 1
+    selected, listed = y >= 0, tl.minimum(end, S)
+    if S > 0:
+        i = tl.arange(0, SP)
+        tl.store(keys + i, i, mask=i < listed)
+        tl.store(keys + ROOM + i, tl.zeros([SP], tl.int32) + end, mask=i < listed)
+        if LEARN:
+            # Sinks are never counted.
+            tl.store(keys + 2 * ROOM + i, tl.full([SP], -1, tl.int32), mask=i < listed)
+        life = segment - first_segment(i, W, B, Q) + 1
+        tl.store(lives + i, life, mask=(i < listed) & (segment * Q + Q >= T))
+    to = listed + tl.cumsum(selected.to(tl.int32), 0) - 1
+    listed += tl.sum(selected.to(tl.int32), 0)
     life = segment - first_segment(place, W, B, Q) + 1
-    tl.store(lives + row * 2 * L + place, life, mask=selected & ~(goes_on & (is_sink | (count < N))))
-    tl.store(counts + at * 2, listed)
+    tl.store(counts, listed)
+    tl.store(lives + place, life, mask=selected & ~(goes_on & (count < N)))
     if LEARN:
         counted = (z >= 0) & ~selected
         to = tl.where(selected, to, listed + tl.cumsum(counted.to(tl.int32), 0) - 1)
         selected = selected | counted
-        tl.store(into + 2 * ROOM + to, z, mask=selected)
-        tl.store(counts + at * 2 + 1, listed + tl.sum(counted.to(tl.int32), 0))
-        tl.store(lives + (row * 2 + 1) * L + place, life, mask=(z >= 0) & ~(goes_on & (count < N + M)))
-    tl.store(into + to, place, mask=selected)
-    tl.store(into + ROOM + to, y, mask=selected)
+        tl.store(counts + 1, listed + tl.sum(counted.to(tl.int32), 0))
+        tl.store(lives + L + place, life, mask=(z >= 0) & ~(goes_on & (count < N + M)))
+        tl.store(keys + 2 * ROOM + to, z, mask=selected)
+    tl.store(keys + to, place, mask=selected)
+    tl.store(keys + ROOM + to, y, mask=selected)
+
+
+@triton.jit
+def list_keys(
+    score, best,
+    # written: keys (b g, segments, 2 + LEARN, ROOM), counts (b g, segments, 2), lives (b g, 2, L), middle (b g, NW)
+    keys, counts, lives, middle,
+    T, L, NW, NS,
+    W: tl.constexpr, B: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, Q: tl.constexpr, N: tl.constexpr,
+    M: tl.constexpr, K: tl.constexpr, ENTER: tl.constexpr, AP: tl.constexpr, LT: tl.constexpr, BT: tl.constexpr,
+    ROOM: tl.constexpr, LEARN: tl.constexpr,
+):  # fmt: skip
+    """The keys that queries of a segment read before their windows, then those that they only count, both in order.
+
+    ``counts`` are those read, and all. With each of them comes the last window of the segment before which it is
+    selected and, to learn, counted; -1 if none is. ``lives`` is by how many segments a key is listed, known where it is
+    for the last time. ``middle`` is the mean of the scores of the N-th and of the next before each window, or minus
+    infinity where there is no next.
+    """
+    row, segment = (tl.program_id(0) // NS).to(tl.int64), tl.program_id(0) % NS
+    at = row * NS + segment
+    score += row * T
+    best += at * (K + ENTER + 1)
+    keys += at * (2 + LEARN) * ROOM
+    counts += at * 2
+    lives += row * 2 * L
+    middle += row * NW
+    begin = first_exact(segment * Q, W, B)
+    end = first_exact(tl.minimum(segment * Q + Q, T) - 1, W, B)
+    found = tl.load(best + K + ENTER).to(tl.int32)
+    # Mostly few tokens are better than those before, and half the room does.
+    if found <= AP // 2:
+        _list_keys(score, best, found, keys, counts, lives, middle, segment, begin, end, T, L, W, B, S, SP, Q, N, M,
+                   AP // 2, LT, BT, ROOM, LEARN)  # fmt: skip
+    else:
+        _list_keys(score, best, found, keys, counts, lives, middle, segment, begin, end, T, L, W, B, S, SP, Q, N, M,
+                   AP, LT, BT, ROOM, LEARN)  # fmt: skip

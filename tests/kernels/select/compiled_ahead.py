@@ -10,6 +10,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from attnlab.kernels.select.attention import KERNELS, _options
+from attnlab.kernels.select.choose import best_of_chunks, best_of_tokens
 
 TARGET = GPUTarget("cuda", 90, 32)
 WHOLE_NUMBERS = ("lives", "keys", "counts", "ends")
@@ -38,9 +39,9 @@ def kind(name: str, constants: dict[str, Any], dtype: str) -> str:
     return f"*{dtype}" if name in ("q", "k", "v", "out", "do", "dq", "dk", "dv") else "i32"
 
 
-def compile_ahead(kernel: Any, shape: tuple[int, ...], dtype: str) -> int:
+def compile_ahead(kernel: Any, shape: tuple[int, ...], dtype: str, left: int = 1984, of_chunks: bool = False) -> int:
     """The bytes of shared memory that the compiled kernel takes."""
-    options = dict(_options(kernel.__name__, *shape, 3.0, 1984, torch.bfloat16))
+    options = dict(_options(kernel.__name__, *shape, 3.0, left, torch.bfloat16, of_chunks))
     how = {name: options.pop(name) for name in ("num_warps", "num_stages", "maxnreg")}
     signature = {name: kind(name, options, dtype) for name in kernel.arg_names}
     constants = {(kernel.arg_names.index(name),): value for name, value in options.items()}
@@ -58,6 +59,9 @@ def main() -> None:
         for kernel in KERNELS:
             for dtype in ("bf16", "fp16") if shape == SHAPES[0] else ("bf16",):
                 print(shape, kernel.__name__, dtype, compile_ahead(kernel, shape, dtype))
+    for left in (900, 32_704, 1 << 20):
+        for kernel, of_chunks in ((best_of_tokens, False), (best_of_tokens, True), (best_of_chunks, False)):
+            print(left, kernel.__name__, of_chunks, compile_ahead(kernel, SHAPES[2], "bf16", left, of_chunks))
 
 
 if __name__ == "__main__":
