@@ -21,7 +21,7 @@ from tests.adapters.test_families import DECODERS, NO_EVICTION
 from tests.adapters.zoo import build, inputs
 from tests.caches.test_laws import CASES, model_of, variants
 from tests.caches.test_ragged import MOST
-from tests.tolerance import assert_close
+from tests.tolerance import RELATIVE, assert_close
 
 
 @pytest.mark.parametrize(("family", "spec"), CASES)
@@ -216,7 +216,9 @@ def test_a_step_on_a_gpu_is_that_of_padded_keys(policy: str, dtype: torch.dtype)
         steps = decoded(model, ids, policy, **texts)
         with without_kernels():
             expected = decoded(model, ids, policy, **texts)
-        assert_close(torch.cat(steps, 1), torch.cat(expected, 1), dtype=torch.bfloat16)
+        # Half precision rounds every layer's states on the way to the logits.
+        own, other = torch.cat(steps, 1).float(), torch.cat(expected, 1).float()
+        assert (own - other).norm() <= RELATIVE[torch.bfloat16] * other.norm()
 
 
 def test_a_reset_cache_is_empty() -> None:
