@@ -126,6 +126,8 @@ class Mechanism:
     whole_queries: bool = False
     # Whether the layers of a model share one object, and with it the parameters.
     tied_across_layers: bool = False
+    # Whether torch.compile can trace it on a GPU: then a layer around it is one graph.
+    traces: bool = False
     # Whether it reads ``call.memory``, which ``memory_after`` of the layer before has made.
     reads_memory: bool = False
 

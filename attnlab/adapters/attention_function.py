@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from attnlab.adapters.adopted import PREFIX, adopted_by, adopted_mechanism, masks_of, place_of_adopted
@@ -23,6 +24,7 @@ from attnlab.adapters.masks import carrying_mask
 from attnlab.adapters.module_state import Installed, OpenSite, forward_of, installed_in, open_site, uncompiled
 from attnlab.adapters.outside_interface import family_of, own_attention
 from attnlab.adapters.protocol import Site
+from attnlab.adapters.whole_layers import HANDED, traced_attention
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.errors import placed
 from attnlab.hooks import ADOPTED
@@ -55,7 +57,8 @@ def register_function(name: str, own: str) -> None:
 def function_in_place_of(own: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """Our attention function in place of ``own``: "sdpa", "eager" or an adopted mechanism's."""
 
-    def attention_function(
+    @uncompiled
+    def untraced(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         opened = open_site(module)
@@ -69,7 +72,18 @@ def function_in_place_of(own: str) -> Callable[..., tuple[Tensor, Tensor | None]
         with _errors_explained(_place(module, opened, installed).name, query):
             return _attend(opened, installed, own, module, query, key, value, attention_mask, kwargs)
 
-    return uncompiled(attention_function)
+    def attention_function(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        if HANDED in kwargs and torch.compiler.is_compiling():
+            plain = attention_mask is None and kwargs.get("is_causal") is None and kwargs.get("position_bias") is None
+            installed = installed_in(module)
+            # No mask means causality to SDPA alone.
+            if plain and installed is not None and masks_of(own) == "sdpa" and query.shape[2] == key.shape[2]:
+                return traced_attention(installed, query, key, value, kwargs[HANDED], kwargs.get("scaling"))
+        return untraced(module, query, key, value, attention_mask, **kwargs)
+
+    return attention_function
 
 
 def _attend(
@@ -84,7 +98,7 @@ def _attend(
     kwargs: dict[str, Any],
 ) -> tuple[Tensor, Tensor | None]:
     """Attend as the contexts around a module, or its conversion, say; (output, W where it was asked for)."""
-    inputs = _inputs_of_call(opened, installed)
+    inputs = _inputs_of_call(opened, installed, kwargs)
     memory = inputs.get("memory")
     place = _place(module, opened, installed)
     call = make_call(
@@ -120,10 +134,13 @@ def _attend(
     return output.transpose(1, 2).contiguous(), weights
 
 
-def _inputs_of_call(opened: OpenSite | None, installed: Installed | None) -> dict[str, Any]:
+def _inputs_of_call(opened: OpenSite | None, installed: Installed | None, kwargs: dict[str, Any]) -> dict[str, Any]:
     """What the module was given in the forward pass under way; nothing where it has attended in that pass before."""
     thread = threading.get_ident()
     kept = [holder.inputs.pop(thread, None) for holder in (opened, installed) if holder is not None]
+    if HANDED in kwargs and installed is not None:
+        installed.handed_input = True
+        return {"x": kwargs.pop(HANDED)}
     inputs = kept[-1] if kept else {}
     if inputs is None and installed is not None and installed.has_own_cache:
         from attnlab.adapters.memory_cache import refuse_second_call

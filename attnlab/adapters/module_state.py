@@ -33,6 +33,7 @@ __all__ = [
     "forward_of",
     "install",
     "installed_in",
+    "keep_inputs",
     "open_site",
     "remove_frame",
     "uncompiled",
@@ -61,6 +62,8 @@ class Installed(Conversion):
     hands_on: dict[int, Tensor] | None = None
     inputs: ModuleInputs = field(default_factory=dict)
     hook: Any = None
+    # Whether the attention function has had the input as an argument (``whole_layers``).
+    handed_input: bool = False
 
     __repr__ = short_repr
 
@@ -171,6 +174,11 @@ def install(module: nn.Module, installed: Installed) -> None:
     if opened is not None:
         opened.settle()
     lead_through_interface(module)
+    keep_inputs(module, installed)
+
+
+def keep_inputs(module: nn.Module, installed: Installed) -> None:
+    """Keep what a converted module is given for its attention function."""
     installed.hook = module.register_forward_pre_hook(uncompiled(_keep_inputs), with_kwargs=True)
 
 

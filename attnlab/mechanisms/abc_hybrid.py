@@ -54,6 +54,8 @@ class AbcHybrid(HybridMechanism, nn.Module):
     Without causality all queries read what is kept after the last token. ``tied`` layers of a model share W_phi.
     """
 
+    traces = True
+
     slots: int = 64
     window: int = 64
     sinks: int = 4

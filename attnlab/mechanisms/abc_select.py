@@ -69,6 +69,8 @@ class AbcSelect(Mechanism, nn.Module):
     Without causality all queries read what is kept after the last token.
     """
 
+    traces = True
+
     slots: int = 64
     window: int = 64
     sinks: int = 4

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 
@@ -329,7 +330,7 @@ def beside_each_other(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
     return results
 
 
-@cache
+@functools.cache
 def _side_stream(device: torch.device, number: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 

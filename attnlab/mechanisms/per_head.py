@@ -30,6 +30,7 @@ class MixedHeads(Mechanism):
         merged = {law: reason for part in reversed(self.parts) for law, reason in part.exempt.items()}
         object.__setattr__(self, "exempt", merged)
         object.__setattr__(self, "whole_queries", any(part.whole_queries for part in self.parts))
+        object.__setattr__(self, "traces", all(part.traces for part in self.parts))
 
     def cannot(self) -> dict[str, str]:
         return {what: why for part in reversed(self.parts) for what, why in part.cannot().items()}

@@ -32,6 +32,8 @@ def softmax(s: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h q k"]:
 class Softmax(Mechanism):
     """alpha_ij = exp(<q_i, k_j>) / sum_j exp(<q_i, k_j>) (Vaswani et al., 2017); the output by torch's SDPA."""
 
+    traces = True
+
     def is_exact(self, call: AttentionCall) -> bool:
         return True
 

@@ -10,7 +10,9 @@ import pytest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["swapped", "converted", "before-and-after", "distilled", "decoded", "full-caches"])
+@pytest.mark.parametrize(
+    "what", ["swapped", "converted", "before-and-after", "distilled", "decoded", "full-caches", "whole"]
+)
 def test_a_compiled_model_is_the_same(what: str) -> None:
     root = Path(__file__).resolve().parents[2]
     command = [sys.executable, "-W", "ignore", "-m", "tests.adapters.compiled", what]

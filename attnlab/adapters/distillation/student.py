@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from attnlab.adapters.protocol import adapter_of
+from attnlab.adapters.whole_layers import whole_layers
 from attnlab.errors import first_line, is_out_of_memory
 from attnlab.mechanisms._device import compiled_parts
 
@@ -171,8 +172,9 @@ def fast_layers(model: nn.Module, *, compile: bool = False, checkpointing: bool 
 
             undo.enter_context(dynamo.patch(recompile_limit=GRAPHS))
             compiler = _Compiler()
-            # What is between layers is compiled without their attention, parts of which are compiled by themselves.
+            # Where attention cannot be traced, the parts around it are compiled, and some of its own by themselves.
             undo.enter_context(compiled_parts(compiler.of))
+            undo.enter_context(whole_layers(model))
         for layer in layers:
             forward: Callable[..., Any] = (
                 MethodType(compiler.of(type(layer).forward), layer) if compile else layer.forward
