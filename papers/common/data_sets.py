@@ -39,6 +39,8 @@ class DataSet:
     note: str
     # Ours: name, bytes and sha256, uncompressed.
     files: tuple[dict[str, Any], ...]
+    # Files of ours that are read where the folder has them: without them, results are of less.
+    also: tuple[str, ...] = ()
 
 
 @cache
@@ -72,8 +74,12 @@ def _check(one: DataSet, folder: Path) -> dict[str, Any]:
         name, path = found
         (same if name in ours and path.is_file() and _sha256(path) == ours[name] else other).append(name)
     state = "missing" if not same and not other else "incomplete" if missing else "complete"
+    without: list[str] = []
+    for name in one.also:
+        path = _found(folder, name)
+        (without if path is None else same if _sha256(path) == ours[name] else other).append(name)
     return {
-        "folder": one.folder, "state": state, "as_ours": same, "other": other, "missing": missing,
+        "folder": one.folder, "state": state, "as_ours": same, "other": other, "missing": missing, "without": without,
         "part": bool(same and one.subset), "address": list(one.address),
     }  # fmt: skip
 
@@ -107,6 +113,8 @@ def reports_in_words(reports: Sequence[dict[str, Any]]) -> str:
             parts.append(f"other files than ours: {', '.join(report['other'])}")
         if report["missing"]:
             parts.append(f"missing: {', '.join(report['missing'])} ({report['address'][0]})")
+        if report["without"] and report["state"] != "missing":
+            parts.append(f"not there, but read for our results: {', '.join(report['without'])}")
         lines.append("; ".join(parts))
     return "\n".join(lines)
 
