@@ -97,7 +97,7 @@ def ahead(first: Cell, second: Cell, *, within: float | None = None) -> Predicat
         validation = (result.get("tables") or {}).get("validation", [])
         difference = mean_of(result, first) - mean_of(result, second)
         row = {"first": pair[0], "second": pair[1], "difference": difference}
-        sets = sets_of(validation, data=data) if data == CAPTIONS else {}
+        sets = sets_of(validation, data=data)
         curves = curves_of(validation, data=data)
         return trained_apart(row, sets) or trained_longer(row, curves, close=within is not None)
 
