@@ -113,7 +113,10 @@ EXPERIMENTS: dict[str, Experiment] = {
         "KTIW: Figure 6, good and bad initialisations of eight heads.",
         _copying_arguments("ktiw-multihead"),
         results_of(_toy("ktiw-multihead")),
-        more={"with a bias and a projection": "--model projected --out papers/results/ktiw-multihead-projected.json"},
+        more={
+            "on a base where heads fail alone": "--base 1",
+            "with a bias and a projection": "--model projected --out papers/results/ktiw-multihead-projected.json",
+        },
         **SAME,
         settings=_toy_settings("ktiw-multihead"),
         quick={**QUICK_TOY, "candidates": 1},
