@@ -97,7 +97,7 @@ def ahead(first: Cell, second: Cell, *, within: float | None = None) -> Predicat
         validation = (result.get("tables") or {}).get("validation", [])
         difference = mean_of(result, first) - mean_of(result, second)
         row = {"first": pair[0], "second": pair[1], "difference": difference}
-        sets = sets_of(validation, data=data) if data == CAPTIONS else {}
+        sets = sets_of(validation, data=data)
         curves = curves_of(validation, data=data)
         return trained_apart(row, sets) or trained_longer(row, curves, close=within is not None)
 
@@ -130,7 +130,13 @@ def _smallest_memory(*, most: float = LITTLE) -> Predicate:
         bounds = seed_bounds([most - value for value in behind])
         return decide(most - gap, f"{number(gap)} BLEU", bounds, seeds=len(behind) or 1, equal_holds=True)
 
-    return Predicate(run, (cell("table_5", "bleu", cross=8, causal=8),))
+    def unlike(result: Result) -> str | None:
+        by_size = averages(result, "table_5", "bleu", "cross", "causal")
+        best = "-".join(map(str, ("ABC_MLP", *max(by_size, key=by_size.__getitem__))))
+        sets = sets_of((result.get("tables") or {}).get("validation", []), data=CAPTIONS)
+        return trained_apart({"first": "ABC_MLP-8-8", "second": best}, sets)
+
+    return unless(unlike, Predicate(run, (cell("table_5", "bleu", cross=8, causal=8),)))
 
 
 def _short_sentences(result: Result) -> str | None:

@@ -26,6 +26,7 @@ from papers.common.translation import TASKS, Corpus, corpus_bleu, read_filipino,
 
 __all__ = [
     "CONFIGS",
+    "CURVES",
     "KEYS",
     "NAME",
     "NOTES",
@@ -47,6 +48,8 @@ KEYS = {
     "table_3b": ["model", "cross", "causal", "seed"],
     "differences": ["claim", "first", "second"],
 }
+# What the rows of one curve share.
+CURVES = {"validation": ["data", "variant", "seed"]}
 NOTES = {
     "table_3b": "SacreBLEU of the last sentence of each window of four captions of Multi30k, English to German, beam "
     "5, length penalty 0.6, the last five snapshots averaged; the paper's is IWSLT14 Spanish to English.",
@@ -112,6 +115,8 @@ VARIANTS = (
     ),
 )
 BY_KEY = {v.key: v for v in VARIANTS}
+# What a training of all of them is called.
+SET = "3b"
 
 COMPARISONS = {
     "abc-doc-mt-beats-random": Comparison((("ABC_MLP-128-64", "ABC_RD-128-64"),), "table_3b"),
@@ -175,7 +180,8 @@ def run_documents(
     }
     corpus = _LastSentence(plain.tokeniser, plain.texts, ids, separator)
     variants = {BY_KEY[key]: ["beam"] for key in wanted}
-    training = Training(config.data, corpus, config.translation, part, label="3b", seeds=seeds)
+    label = SET if set(wanted) == set(BY_KEY) else "+".join(wanted)
+    training = Training(config.data, corpus, config.translation, part, label=label, seeds=seeds)
     run_variants(variants, training, out=out, seconds=seconds)
 
 

@@ -31,6 +31,7 @@ from papers.common.translation import TASKS, corpus_bleu, read_task, tokenised
 
 __all__ = [
     "CONFIGS",
+    "CURVES",
     "KEYS",
     "NAME",
     "NOTES",
@@ -59,6 +60,8 @@ KEYS = {
     "differences": ["data", "claim", "first", "second"],
     "table_7": ROW,
 }
+# What the rows of one curve share.
+CURVES = {"validation": ["data", "set", "variant", "seed"]}
 NOTES = {
     "table_3a": "SacreBLEU on Multi30k's test sets of 2016, 2017 and 2018 as one, English to German, and on the first "
     "alone; beam 5, length penalty 0.6, the last five snapshots averaged.",

@@ -67,7 +67,7 @@ def _collected(
     made = {} if score is None else {options.work[-1]: score(options.work)}
     collect(
         module.NAME, PAPER, options.work, options.out, keys=module.KEYS, notes=module.NOTES, made=made,
-        derived=getattr(module, "derived", None),
+        derived=getattr(module, "derived", None), curves=getattr(module, "CURVES", None),
     )  # fmt: skip
     return options.out
 

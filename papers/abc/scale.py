@@ -30,15 +30,13 @@ def _lm(result: Result, wanted: Cell) -> str:
 
 def _translators(config: Mapping[str, Any], rows: list[dict[str, Any]]) -> str:
     model = f"{config['layers']} + {config['layers']} layers x {config['width']}"
-    pairs = span(row["pairs"] for row in rows)
-    return f"{model}, {pairs} pairs, {span(row['steps'] for row in rows)} updates of {config['tokens']:,} tokens"
+    pairs, steps = (span(row[column] for row in rows) for column in ("pairs", "steps"))
+    return f"{model}, {pairs} pairs, {steps} updates of {span(row['tokens_a_step'] for row in rows)} tokens"
 
 
 def _mt(result: Result, wanted: Cell) -> str:
-    table = wanted.table
-    others = table == "table_3a_other"
-    rows = [row for row in _training(result) if (row["data"] != CAPTIONS) == others]
-    return _translators(result["config"], rows)
+    data = dict(wanted.where).get("data", CAPTIONS)
+    return _translators(result["config"], [row for row in _training(result) if row["data"] == data])
 
 
 def _doc(result: Result, _: Cell) -> str:

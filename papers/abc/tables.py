@@ -121,11 +121,19 @@ FLAT = 1.0
 
 
 def curves_of(rows: Rows, *, data: str | None = None) -> dict[str, ValidationCurves]:
-    """Each model's losses on the validation set (of one corpus, where there are several) by seed and update."""
+    """Each model's losses on the validation set (of one corpus, where there are several) by seed and update.
+
+    Of a model that was trained in several runs, those of the last.
+    """
     curves: dict[str, ValidationCurves] = {}
+    run: dict[tuple[str, int], str | None] = {}
     for row in rows:
         if data in (None, row["data"]) and row["nll"] is not None:
-            curves.setdefault(row["variant"], {}).setdefault(row["seed"], {})[row["step"]] = row["nll"]
+            of_model, label = curves.setdefault(row["variant"], {}), row.get("set")
+            if run.setdefault((row["variant"], row["seed"]), label) != label:
+                run[row["variant"], row["seed"]] = label
+                of_model[row["seed"]] = {}
+            of_model.setdefault(row["seed"], {})[row["step"]] = row["nll"]
     return curves
 
 

@@ -56,6 +56,7 @@ NOT_RUN = "not run yet"
 STATES = (HELD, NOT_HELD, NOT_TESTABLE, NOT_RUN)
 
 Bounds = tuple[float, float]
+INCLUDES_ZERO = "its interval includes zero"
 
 
 @dataclass(frozen=True)
@@ -284,6 +285,8 @@ def unless(reason: Callable[[Result], str | None], test: Predicate, *, explains_
 
 def all_of(*tests: Predicate) -> Predicate:
     """Every part holds; one that does not decides, even where others have not been run."""
+    if len(tests) == 1:
+        return tests[0]
 
     def run(result: Result) -> Verdict:
         parts, missing = [], []
@@ -322,12 +325,21 @@ def everywhere(table: str, key: str, test: Callable[[Any], Predicate], *, share:
         if state == NOT_HELD and held + states.count(NOT_TESTABLE) >= share * len(parts):
             state = NOT_TESTABLE
         needed = "all" if share == 1 else f"{100 * share:.0f} %"
-        each = "; ".join(f"{part.label} {part.ours}" for part in parts)
+        # Where no part holds, there is nothing to tell apart.
+        mixed = set(states) != {NOT_HELD}
+        each = "; ".join(f"{part.label} {part.ours}{_unless_held(part) if mixed else ''}" for part in parts)
         return Verdict(
             state, f"{held} of {len(parts)}", reason=f"{needed} must hold: {each}", parts=tuple(parts)
         )  # fmt: skip
 
     return Predicate(run, test("*").cells)
+
+
+def _unless_held(part: Verdict) -> str:
+    """What a part's numbers are followed by where it does not hold."""
+    if part.state == NOT_TESTABLE:
+        return f" ({INCLUDES_ZERO if part.reason.endswith(INCLUDES_ZERO) else 'not testable'})"
+    return "" if part.state == HELD else f" ({part.state})"
 
 
 def decide(
@@ -337,7 +349,7 @@ def decide(
     holds = gap > 0 or (equal_holds and gap == 0)
     # Where equality is enough, an interval that touches zero from above is on the claim's side.
     if bounds is not None and (bounds[0] < 0 < bounds[1] or (not equal_holds and bounds[0] == 0 < bounds[1])):
-        reason = f"the margin is {number(gap)}, and its interval includes zero"
+        reason = f"the margin is {number(gap)}, and {INCLUDES_ZERO}"
         return Verdict(NOT_TESTABLE, ours, bounds, reason, seeds)
     side = "on the claim's side" if holds else "against the claim" if gap else "the claim needs more than equality"
     reason = f"the margin is {number(gap)}, {side}" + (", and so is its interval" if bounds is not None else "")

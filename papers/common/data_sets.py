@@ -39,6 +39,8 @@ class DataSet:
     note: str
     # Ours: name, bytes and sha256, uncompressed.
     files: tuple[dict[str, Any], ...]
+    # Files of ours that are read where the folder has them: without them, results are of less.
+    also: tuple[str, ...] = ()
 
 
 @cache
@@ -64,18 +66,24 @@ def _check(one: DataSet, folder: Path) -> dict[str, Any]:
     same: list[str] = []
     other: list[str] = []
     missing: list[str] = []
-    for names in one.needs:
+    without: list[str] = []
+    for names in (*one.needs, *((name,) for name in one.also)):
         found = next(((name, path) for name in names if (path := _found(folder, name)) is not None), None)
         if found is None:
-            missing.append(" or ".join(names))
-            continue
-        name, path = found
-        (same if name in ours and path.is_file() and _sha256(path) == ours[name] else other).append(name)
-    state = "missing" if not same and not other else "incomplete" if missing else "complete"
+            (missing if names in one.needs else without).append(" or ".join(names))
+        else:
+            name, path = found
+            (same if _has(path, ours.get(name)) else other).append(name)
+    state = "missing" if len(missing) == len(one.needs) else "incomplete" if missing else "complete"
     return {
-        "folder": one.folder, "state": state, "as_ours": same, "other": other, "missing": missing,
+        "folder": one.folder, "state": state, "as_ours": same, "other": other, "missing": missing, "without": without,
         "part": bool(same and one.subset), "address": list(one.address),
     }  # fmt: skip
+
+
+def _has(path: Path, sha256: str | None) -> bool:
+    """Whether the file has the content of that checksum."""
+    return sha256 is not None and path.is_file() and _sha256(path) == sha256
 
 
 def _found(folder: Path, name: str) -> Path | None:
@@ -107,6 +115,8 @@ def reports_in_words(reports: Sequence[dict[str, Any]]) -> str:
             parts.append(f"other files than ours: {', '.join(report['other'])}")
         if report["missing"]:
             parts.append(f"missing: {', '.join(report['missing'])} ({report['address'][0]})")
+        if report["without"] and report["state"] != "missing":
+            parts.append(f"not there, but read for our results: {', '.join(report['without'])}")
         lines.append("; ".join(parts))
     return "\n".join(lines)
 

@@ -317,15 +317,17 @@ def collect(
     notes: Mapping[str, str],
     made: Mapping[Path, Mapping[str, Rows]] | None = None,
     derived: Callable[[dict[str, Rows]], dict[str, Rows]] | None = None,
+    curves: Keys | None = None,
 ) -> dict[str, Any]:
     """Merge the parts (part-*.json) of folders, and the tables ``made`` from a folder, into ``out``; later ones win.
 
-    ``derived`` makes further tables from all of them.
+    ``derived`` makes further tables from all of them. ``curves`` names tables with many rows of a training, and the
+    columns that say which: of a training that was run again no earlier row stays, however many it has now.
     """
     result = read_results(out)
     for work in works:
         new = _results_of_work(name, paper, work, keys, notes, (made or {}).get(work, {}))
-        result = new if result is None else merge_results(result, new)
+        result = new if result is None else merge_results(_without_curves_of(new, result, curves or {}), new)
     if result is None:
         raise ValueError("no folder of runs is named; name at least one")
     if derived is not None:
@@ -334,6 +336,16 @@ def collect(
         result["made_by"] = {table: by for table, by in result["made_by"].items() if table not in computed}
     out.parent.mkdir(parents=True, exist_ok=True)
     return write_results(out, result)
+
+
+def _without_curves_of(new: Mapping[str, Any], old: Mapping[str, Any], curves: Keys) -> Mapping[str, Any]:
+    """The old results without the curves of trainings that the new ones have."""
+    again = {table: {_settings(row, curves[table]) for row in new["tables"].get(table, [])} for table in curves}
+
+    def others(table: str, rows: Rows) -> list[int]:
+        return [i for i, row in enumerate(rows) if _settings(row, curves.get(table)) not in again.get(table, ())]
+
+    return choose_rows(old, others) if again else old
 
 
 def _results_of_work(

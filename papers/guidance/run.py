@@ -175,6 +175,10 @@ def _one_arm(options: argparse.Namespace) -> OneArm:
     return replace(arm, tune_epochs=tuple((task, options.tune_epochs) for task in arm.tasks))
 
 
+def _arm_settings(options: argparse.Namespace) -> dict[str, Any]:
+    return asdict(_one_arm(options))
+
+
 def _patterns_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", help="a sentence (default: that of Figure 4)")
     parser.add_argument("--model", type=Path, help="a model's folder, whose tokenizer cuts the text")
@@ -221,6 +225,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "little text": "--guided --language oromo --steps 3000 --corpus data/oromo --work runs/guidance-arm",
             "pre-norm": "--guided --norm pre --corpus runs/wiki --glue data/glue --work runs/guidance-arm",
         },
+        settings=_arm_settings,
         quick={"steps": 4, "tokens": 512, "width": 32, "layers": 3, "tune_epochs": 0.01},
     ),
     "guidance-patterns": Experiment(

@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from papers.common.folders import Experiment, add_out
+
+if TYPE_CHECKING:
+    from papers.guidance.electra_arm import ElectraArm
 
 __all__ = ["EXPERIMENTS"]
 
@@ -24,16 +28,26 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add_out(parser, "guidance-electra")
 
 
+def _arm(options: argparse.Namespace) -> ElectraArm:
+    from papers.guidance.electra_arm import ElectraArm
+
+    names = ("guided", "lr", "seed", "steps", "tokens", "width", "layers")
+    return ElectraArm(**{name: getattr(options, name) for name in names})
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    return asdict(_arm(options))
+
+
 def _run(options: argparse.Namespace) -> Path:
     from attnlab.provenance import check_writable
     from papers.common.row_store import Part, begin_work, collect
     from papers.guidance import PAPER
-    from papers.guidance.electra_arm import ELECTRA_KEYS, ELECTRA_NAME, ELECTRA_NOTES, ElectraArm, train_electra
+    from papers.guidance.electra_arm import ELECTRA_KEYS, ELECTRA_NAME, ELECTRA_NOTES, train_electra
     from papers.guidance.study import Places, wiki_stores
 
     check_writable(options.out)
-    names = ("guided", "lr", "seed", "steps", "tokens", "width", "layers")
-    arm = ElectraArm(**{name: getattr(options, name) for name in names})
+    arm = _arm(options)
     tokeniser, stores = wiki_stores(Places(corpus=options.corpus), ELECTRA_NAME)
     begin_work(options.work, asdict(arm), seed=arm.seed)
     part = Part(options.work / f"part-{arm.name}.json", keys=ELECTRA_KEYS)
@@ -49,6 +63,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _run,
         "--guided --corpus runs/wiki --work runs/guidance-electra",
         more={"the arm without guidance": "--corpus runs/wiki --work runs/guidance-electra"},
+        settings=_settings,
         quick={"steps": 4, "tokens": 512, "width": 32, "layers": 3},
     ),
 }

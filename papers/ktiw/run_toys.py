@@ -6,10 +6,13 @@ import argparse
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from papers.common.folders import Experiment, add_out
 from papers.ktiw.run import SAME, Arguments, WriteResults, add_page, results_of
+
+if TYPE_CHECKING:
+    from papers.ktiw.config import PermutationsConfig
 
 __all__ = ["EXPERIMENTS"]
 
@@ -80,12 +83,20 @@ def _bases_arguments(parser: argparse.ArgumentParser) -> None:
 def _bases(options: argparse.Namespace) -> Path:
     from attnlab.provenance import check_writable
     from papers.ktiw.bases import write_bases
-    from papers.ktiw.config import PermutationsConfig
 
     check_writable(options.out)
-    config = PermutationsConfig(head_steps=options.steps, batch=options.batch)
-    write_bases(options.out, config=config, bases=options.bases, heads=range(options.heads))
+    write_bases(options.out, config=_bases_config(options), bases=options.bases, heads=range(options.heads))
     return options.out
+
+
+def _bases_config(options: argparse.Namespace) -> PermutationsConfig:
+    from papers.ktiw.config import PermutationsConfig
+
+    return PermutationsConfig(head_steps=options.steps, batch=options.batch)
+
+
+def _bases_settings(options: argparse.Namespace) -> dict[str, Any]:
+    return {**asdict(_bases_config(options)), "bases": options.bases, "heads": options.heads}
 
 
 QUICK_TOY = {"steps": 10, "seeds": 1}
@@ -102,7 +113,10 @@ EXPERIMENTS: dict[str, Experiment] = {
         "KTIW: Figure 6, good and bad initialisations of eight heads.",
         _copying_arguments("ktiw-multihead"),
         results_of(_toy("ktiw-multihead")),
-        more={"with a bias and a projection": "--model projected --out papers/results/ktiw-multihead-projected.json"},
+        more={
+            "on a base where heads fail alone": "--base 1",
+            "with a bias and a projection": "--model projected --out papers/results/ktiw-multihead-projected.json",
+        },
         **SAME,
         settings=_toy_settings("ktiw-multihead"),
         quick={**QUICK_TOY, "candidates": 1},
@@ -127,6 +141,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "Ours: whether Figure 6's heads decide, or the rest of the model: every head alone on several bases.",
         _bases_arguments,
         _bases,
+        settings=_bases_settings,
         quick={"bases": [0, 4], "heads": 1, "steps": 4, "batch": 8},
     ),
 }

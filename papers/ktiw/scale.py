@@ -30,7 +30,9 @@ def _study(result: Result, _: Cell) -> str:
 def _toy(updates: str) -> Callable[[Result, Cell], str]:
     def scale(result: Result, _: Cell) -> str:
         config = result["config"]
-        return f"width {config['width']}, {config[updates]:,} updates of {config['batch']}"
+        # All of the model but its heads, where another than the first was taken.
+        base = f", base {config['base']}" if config.get("base") else ""
+        return f"width {config['width']}, {config[updates]:,} updates of {config['batch']}{base}"
 
     return scale
 

@@ -122,3 +122,34 @@ def test_the_smallest_memory_is_compared_seed_by_seed(seeds: int, state: str) ->
     ]
     verdict = judged("mt-smallest-memory", table_5=rows)
     assert (verdict.state, verdict.seeds, verdict.ours) == (state, seeds, "1 BLEU")
+
+
+def test_memories_of_different_runs_are_not_compared() -> None:
+    sizes = ((8, 28.0), (64, 30.0))
+    rows = [{"cross": n, "causal": n, "seed": 0, "bleu": bleu} for n, bleu in sizes]
+    validation = [
+        {"data": PRIMARY, "variant": f"ABC_MLP-{n}-{n}", "seed": 0, "step": 100, "nll": 2.0, "set": "5"}
+        for n in (8, 64)
+    ]
+    assert judged("mt-smallest-memory", table_5=rows, validation=validation).state == NOT_HELD
+    validation[0]["set"] = "quarter"
+    verdict = judged("mt-smallest-memory", table_5=rows, validation=validation)
+    assert verdict.reason == "ABC_MLP-8-8 and ABC_MLP-64-64 were trained in different runs"
+    assert verdict.state == NOT_TESTABLE
+
+
+def test_the_scale_of_a_corpus_is_that_of_its_own_trainings() -> None:
+    from papers.common.scale import scale_of
+
+    training = [
+        {"data": data, "pairs": pairs, "steps": steps, "tokens_a_step": tokens}
+        for data, pairs, steps, tokens in (
+            (PRIMARY, 700, 50, 64),
+            ("tatoeba-es-en", 900, 60, 128),
+            ("wmt10k", 30, 9, 32),
+        )
+    ]
+    tables = {"training": training, "table_3a_other": [], "table_3a_quarter": []}
+    result = {"config": {"layers": 2, "width": 16, "tokens": 64}, "tables": tables}
+    assert scale_of(CLAIMS["mt-on-par-quarter"], result) == "2 + 2 layers x 16, 700 pairs, 50 updates of 64 tokens"
+    assert scale_of(CLAIMS["mt-tatoeba-on-par"], result) == "2 + 2 layers x 16, 900 pairs, 60 updates of 128 tokens"

@@ -15,7 +15,7 @@ from papers.__main__ import main
 from papers.abc import doc_mt, figures, mt
 from papers.abc import run as commands
 from papers.abc.differences import Comparison, differences, with_seeds
-from papers.abc.tables import curve_ends, sets_of, trained_apart, trained_longer, with_curves
+from papers.abc.tables import curve_ends, curves_of, sets_of, trained_apart, trained_longer, with_curves
 from papers.abc.translators import average, hypotheses_in
 from papers.common.translation import (
     TASKS,
@@ -94,6 +94,16 @@ def test_rows_have_the_length_of_their_training() -> None:
     assert (a["updates"], a["fell"], a["flat"]) == (120, pytest.approx(1.25), False)
     assert (b["nll"], b["fell"], b["flat"]) == (1.99, pytest.approx(0.5), True)
     assert c == {"variant": "c"}
+
+
+def test_the_curve_of_a_model_is_that_of_its_last_run() -> None:
+    """The second run's evaluations are fewer: its curve has none of the first's."""
+    first = [
+        {"data": "d", "set": "a+b", "variant": "a", "seed": 0, "step": s, "nll": 3.0 - s / 100} for s in (100, 200)
+    ]
+    again = [{**first[0], "set": "a", "step": 150, "nll": 1.0}]
+    assert curves_of([*first, *again]) == {"a": {0: {150: 1.0}}}
+    assert curves_of(again + first) == {"a": {0: {100: 2.0, 200: 1.0}}}
 
 
 def test_models_are_named_by_sets_and_by_themselves() -> None:
@@ -310,6 +320,33 @@ def test_translators_trained_alone_are_compared(captions: Path, tmp_path: Path) 
     assert {row["set"] for row in tables["training"]} == {"alone: BASE", "alone: ABC_MLP-32-32"}
     assert trained_apart({"first": "BASE", "second": "ABC_MLP-32-32"}, sets_of(tables["validation"])) is None
     assert main(["abc-mt", "--variants", "3a", *places, "--set", *small]) == 2
+
+
+def test_models_that_are_trained_later_are_another_run(captions: Path, tmp_path: Path) -> None:
+    """A run that was ended goes on with the models that it lacks; its schedule is not that of the others."""
+    pytest.importorskip("sacrebleu")
+    out, work = tmp_path / "abc-mt.json", tmp_path / "work"
+    small = ("vocab=280", "width=16", "heads=2", "layers=1", "hidden=16", "tokens=128", "widths=[16,24]", "streams=1")
+    arguments = ("--data", str(captions), "--work", str(work), "--out", str(out), "--set", *small)
+    assert main(["abc-mt", "--variants", "BASE+ABC_MLP-8-8", *arguments, "steps=3"]) == 0
+    for path in (work / mt.PRIMARY).glob("ABC_MLP-8-8.*"):
+        path.unlink()
+    assert main(["abc-mt", "--variants", "BASE+ABC_MLP-8-8", *arguments, "steps=2"]) == 0
+    validation = json.loads(out.read_text())["tables"]["validation"]
+    assert {(row["set"], row["variant"], row["step"]) for row in validation} == {
+        ("BASE+ABC_MLP-8-8", "BASE", 3), ("BASE+ABC_MLP-8-8", "ABC_MLP-8-8", 3), ("ABC_MLP-8-8", "ABC_MLP-8-8", 2),
+    }  # fmt: skip
+    apart = trained_apart({"first": "ABC_MLP-8-8", "second": "BASE"}, sets_of(validation))
+    assert apart == "ABC_MLP-8-8 and BASE were trained in different runs"
+
+
+def test_some_models_of_documents_are_a_run_of_their_own(captions: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels: list[str] = []
+    monkeypatch.setattr(doc_mt, "run_variants", lambda _variants, training, **_: labels.append(training.label))
+    config = doc_mt.AbcDocMtConfig(translation=mt.AbcMtConfig(vocab=280))
+    for wanted in (tuple(doc_mt.BY_KEY), ("BASE", "ABC_RD-128-64")):
+        doc_mt.run_documents(config, root=captions, part=None, out=captions, seconds=1.0, wanted=wanted)
+    assert labels == ["3b", "BASE+ABC_RD-128-64"]
 
 
 def test_the_papers_translators_from_the_command_line(captions: Path, tmp_path: Path) -> None:

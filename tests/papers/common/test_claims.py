@@ -149,8 +149,15 @@ def test_close_bounded_and_everywhere() -> None:
     assert _judged(close(cell("t", "a", d="y"), cell("t", "b", d="y"), relative=0.7), rows).state == HELD
     together = _judged(everywhere("t", "d", near), rows)
     assert (together.state, together.ours) == (NOT_HELD, "1 of 2")
-    assert together.reason == "all must hold: x 1 against 1.1; y 1 against 3"
+    assert together.reason == "all must hold: x 1 against 1.1; y 1 against 3 (not held)"
     assert [part.label for part in together.parts] == ["x", "y"]
+    apart = lambda d: less(cell("t", "b", d=d), cell("t", "a", d=d))  # noqa: E731
+    assert _judged(everywhere("t", "d", apart), rows).reason == "all must hold: x 1.1 against 1; y 3 against 1"
+    spread = [{"d": "x", "seed": seed, "a": 1.0, "b": b} for seed, b in enumerate((0.5, 1.6))]
+    unsure = _judged(everywhere("t", "d", apart), spread)
+    assert (unsure.state, unsure.ours) == (NOT_TESTABLE, "0 of 1")
+    assert unsure.reason == "all must hold: x 1.05 against 1 (its interval includes zero)"
+    assert _judged(all_of(near("x")), rows) == _judged(near("x"), rows)
     assert _judged(everywhere("t", "d", near, share=0.5), rows).state == HELD
     assert _judged(at_least(cell("t", "b", d="x"), 1.1), rows).state == HELD
     with pytest.raises(ValueError, match="state must be one of held"):

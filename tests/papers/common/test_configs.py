@@ -73,6 +73,11 @@ def test_small_and_smoke_have_settings_too(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.endswith("-arm")])
+def test_what_trains_one_model_shows_its_settings(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert settings(name, "small", capsys)["steps"] > 4
+
+
 @pytest.mark.parametrize("folder", ["abc", "guidance", "ktiw", "effective", "value_aware"])
 def test_every_paper_has_the_three_configs(folder: str) -> None:
     experiments: list[Experiment] = list(experiments_in(folder).values())

@@ -42,6 +42,7 @@ def test_a_data_set_has_address_licence_and_checksums_or_says_that_we_have_none(
     assert one.used_by
     assert one.needs
     assert all(re.fullmatch(r"[0-9a-f]{64}", file["sha256"]) and file["bytes"] > 0 for file in one.files)
+    assert set(one.also) <= {file["name"] for file in one.files}
     assert one.files or "We have none" in one.subset
     assert f"### {one.folder}\n" in data_sets_in_markdown()
 
@@ -52,8 +53,9 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> bytes:
     content = b"a line\n"
     ours = {"name": "train.txt", "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     one = DataSet(
-        "d", "D", ("http://example.org/d",), "none", ("X",), (("train.txt", "all.zip"), ("test.txt",)), "", "", (ours,)
-    )
+        "d", "D", ("http://example.org/d",), "none", ("X",), (("train.txt", "all.zip"), ("test.txt",)), "", "",
+        (ours, {**ours, "name": "more.txt"}), also=("more.txt",),
+    )  # fmt: skip
     monkeypatch.setattr(module, "data_sets", lambda: (one,))
     return content
 
@@ -65,12 +67,18 @@ def test_a_folder_is_complete_incomplete_or_missing(listed: bytes, tmp_path: Pat
     (tmp_path / "d" / "train.txt.xz").write_bytes(lzma.compress(listed))
     [report] = check_folder(tmp_path)
     assert (report["state"], report["as_ours"], report["missing"]) == ("incomplete", ["train.txt"], ["test.txt"])
-    assert reports_in_words([report]) == "d: incomplete; as ours: train.txt; missing: test.txt (http://example.org/d)"
+    more = "not there, but read for our results: more.txt"
+    said = "d: incomplete; as ours: train.txt; missing: test.txt (http://example.org/d)"
+    assert reports_in_words([report]) == f"{said}; {more}"
     (tmp_path / "d" / "test.txt").write_text("another")
     (tmp_path / "d" / "train.txt.xz").unlink()
     (tmp_path / "d" / "all.zip").touch()
     [report] = check_folder(tmp_path)
     assert (report["state"], report["as_ours"], report["other"]) == ("complete", [], ["all.zip", "test.txt"])
+    (tmp_path / "d" / "more.txt").write_bytes(listed)
+    [report] = check_folder(tmp_path)
+    assert (report["as_ours"], report["without"]) == (["more.txt"], [])
+    assert more not in reports_in_words([report])
 
 
 def test_the_command_says_it(listed: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

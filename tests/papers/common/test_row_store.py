@@ -12,7 +12,17 @@ import pytest
 
 from attnlab import provenance
 from papers.common import row_store
-from papers.common.row_store import Part, choose_rows, gather, make_results, merge_results, read_results, write_results
+from papers.common.row_store import (
+    Part,
+    begin_work,
+    choose_rows,
+    collect,
+    gather,
+    make_results,
+    merge_results,
+    read_results,
+    write_results,
+)
 
 KEYS = {"t": ["m", "r"]}
 
@@ -160,3 +170,16 @@ def test_a_part_of_an_older_run_is_continued(tmp_path: Path) -> None:
     rows = gather({"p": path})
     assert [row["m"] for row in rows.tables["t"]] == ["a", "b"]
     assert rows.made_by == {"t": [None, 0]}
+
+
+def test_a_curve_that_is_shorter_the_second_time_keeps_no_point_of_the_first(tmp_path: Path) -> None:
+    """Seed 0 is trained again, for 20 updates instead of 30; seed 1 is not."""
+    keys, curves = {"curve": ["seed", "step"]}, {"curve": ["seed"]}
+    for work, trainings in (("first", {0: 30, 1: 30}), ("again", {0: 20})):
+        begin_work(tmp_path / work, {})
+        part = Part(tmp_path / work / "part-a.json", keys=keys)
+        for seed, steps in trainings.items():
+            part.extend("curve", [{"seed": seed, "step": step, "loss": 1.0} for step in range(10, steps + 1, 10)])
+        result = collect("r", "P", [tmp_path / work], tmp_path / "r.json", keys=keys, notes={}, curves=curves)
+    steps = [(row["seed"], row["step"]) for row in result["tables"]["curve"]]
+    assert sorted(steps) == [(0, 10), (0, 20), (1, 10), (1, 20), (1, 30)]

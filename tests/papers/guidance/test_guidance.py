@@ -11,6 +11,8 @@ import pytest
 from attnlab.data import Blocks, bundled_text, train_bpe, write_store
 from attnlab.models import named_config
 from papers.__main__ import main
+from papers.common.claims import HELD, NOT_HELD, NOT_TESTABLE, judge
+from papers.common.ledger_page import claims_in
 from papers.common.row_store import Part
 from papers.guidance import curves, tables
 from papers.guidance.assemble import KEYS, assemble
@@ -256,3 +258,18 @@ def test_figure_4(tmp_path: Path) -> None:
     assert list(write_patterns_page(tmp_path / "p.html", text="a b a")) == ["next", "prev", "first", "same"]
     with pytest.raises(ValueError, match="at least one word"):
         write_patterns_page(tmp_path / "p.html", text=" ")
+
+
+@pytest.mark.parametrize(("guided", "state"), [(60.0, HELD), (53.0, NOT_TESTABLE), (40.0, NOT_HELD)])
+def test_single_runs_of_fine_tuning_are_judged_by_their_examples(guided: float, state: str) -> None:
+    """Of RTE's 277 examples half are right without guidance: 1.96 sqrt((0.24 + 0.25) / 277) is 8.2 points or so."""
+    [claim] = [claim for claim in claims_in("guidance") if claim.name == "ag-finetuned-short"]
+    rows = [
+        {"task": "RTE", "training": "short", "guided": on, "seed": 0, "accuracy": accuracy}
+        for on, accuracy in ((True, guided), (False, 50.0))
+    ]
+    verdict = judge(claim, {"guidance": {"tables": {"finetuned": rows}}})
+    assert verdict.state == state
+    [part] = verdict.parts
+    assert part.interval == pytest.approx((guided - 50 - 8.3, guided - 50 + 8.3), abs=0.1)
+    assert part.seeds == 1

@@ -13,6 +13,7 @@ import torch
 from papers.__main__ import main
 from papers.common.claims import NOT_TESTABLE, judge
 from papers.common.row_store import Part, gather
+from papers.common.scale import scale_of
 from papers.ktiw import claims_heads, permutations
 from papers.ktiw.assemble import write_toy_result
 from papers.ktiw.config import LocalConfig, PermutationsConfig
@@ -54,6 +55,10 @@ def test_the_toy_experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     verdict = judge(claim, {"ktiw-multihead": written})
     assert verdict.state == NOT_TESTABLE
     assert verdict.reason == "of 4 initialisations 0 learn alone and 4 fail alone: 1 must learn"
+    # A base other than the first was chosen, which the scale says.
+    assert scale_of(claim, written).endswith("updates of 3")
+    written["config"]["base"] = 1
+    assert scale_of(claim, written).endswith("updates of 3, base 1")
     # The mean accuracy of two evaluations, at the start and after ten updates.
     first, last = (row for row in tables["figure_6_curves"] if row["heads"] == "random" and row["contexts"] == "sum")
     area = next(row for row in written["tables"]["figure_6_area"] if (row["heads"], row["seed"]) == ("random", 1))
