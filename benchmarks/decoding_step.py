@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from abc_gpu import graph_ms
-from storing import make_results, write_results
+from storing import make_results, read_results, write_results
 from tiny_models import tiny_llama as tiny_model
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
@@ -37,6 +37,7 @@ from attnlab.adapters.cache_bytes import cache_bytes, held_bytes
 from attnlab.evaluation.plans import Plan
 
 TABLE = "steps"
+KEYS = {TABLE: ["memory", "tokens", "batch", "compiled"]}
 # Tokens of a prompt that are read at once.
 PART = 512
 # Calls after which torch.compile has made all graphs of a step: at the second it learns that lengths grow.
@@ -211,13 +212,12 @@ def main() -> None:
     if args.tiny:
         args.batch, args.lengths, spec = 2, [40], "abc-select:slots=4,window=8,sinks=1,block=4"
         args.mechanisms = [spec, f"per-group:groups=softmax/{spec.replace(',', ';')}"]
-    table = []
     for row in rows(args):
-        table.append(row)
         print(row, flush=True)
         if args.write:
             config = {"model": "tiny" if args.tiny else Path(args.model).name, "dtype": "bfloat16"}
-            write_results(args.write, make_results("decoding_step", "ABC", {TABLE: table}, config=config))
+            made = make_results("decoding_step", "ABC", {TABLE: [row]}, config=config, keys=KEYS)
+            write_results(args.write, made, before=read_results(args.write))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ class PairTile(NamedTuple):
     registers: int = 0
 
 
-PAIR_TILE = PairTile(64, 4, 2, 128)
+PAIR_TILE = PairTile(64, 4, 1, 128)
 
 
 class Scored(NamedTuple):
