@@ -3,12 +3,16 @@
 A converted module's attention function needs the module's input, which a hook keeps for it; a compiler stops at the
 hook and at the function, and each stop costs a layer as much of the host's time as all of its operators. Inside of
 ``whole_layers`` a module hands its input on as an argument instead, and the function is traced.
+
+A graph with attention inside serves only layers of one mechanism, at one length. A plan may have another mechanism in
+every layer: compiling each of them would take longer than what it saves in the training of a quarter of an hour, so
+with more than ``FEW`` mechanisms all layers share the graphs of what is around attention.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -17,17 +21,20 @@ from torch import Tensor, nn
 
 from attnlab.adapters.module_state import Installed, argument_names, installed_in, keep_inputs, open_site
 from attnlab.attention import AttentionCall
+from attnlab.registry import spec_of
 
 __all__ = ["HANDED", "traced_attention", "whole_layers"]
 
 # The argument by which a module hands its input on to its attention function.
 HANDED = "attnlab_input"
+# The most mechanisms in a model whose layers are compiled whole.
+FEW = 4
 
 
 @contextmanager
 def whole_layers(model: nn.Module) -> Iterator[None]:
     """Inside, modules whose mechanism can be traced hand their inputs on, where those reach the attention function."""
-    chosen = [module for module in model.modules() if _can_hand(module)]
+    chosen = _with_few_mechanisms(module for module in model.modules() if _can_hand(module))
     with ExitStack() as undo:
         for module in chosen:
             module.forward = _handing(module.forward, argument_names(type(module).forward)[0])
@@ -42,6 +49,13 @@ def whole_layers(model: nn.Module) -> Iterator[None]:
             installed.hook.remove()
             undo.callback(keep_inputs, module, installed)
         yield
+
+
+def _with_few_mechanisms(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """The modules, or none where they attend by more than ``FEW`` mechanisms."""
+    found = [(module, installed) for module in modules if (installed := installed_in(module)) is not None]
+    specs = {spec_of(installed.mechanism) for _, installed in found}
+    return [module for module, _ in found] if len(specs) <= FEW else []
 
 
 def _can_hand(module: nn.Module) -> bool:

@@ -18,12 +18,14 @@ HUGE = 10**15
 def number(value: object) -> str:
     r"""A number for a table: three significant digits below a thousand, a dash where there is none.
 
-    >>> number(1234567), number(43.512), number(0.0), number(0.000012), number(None)
-    ('1,234,567', '43.5', '0', '1.2e-5', '\u2013')
+    >>> number(1234567), number(43.512), number(0.0), number(0.000012), number(None), number(True)
+    ('1,234,567', '43.5', '0', '1.2e-5', '\u2013', 'yes')
     """
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return MISSING
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, (int, float)):
         return str(value)
     if abs(value) >= HUGE:
         return _power_of_ten(value, digits=2) if abs(value) < 1e300 else ("over 1e300" if value > 0 else "below -1e300")

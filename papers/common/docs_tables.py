@@ -169,7 +169,7 @@ def fill_pages(root: Path, *, check: bool = False) -> None:
 def _numeric(values: Sequence[Any]) -> bool:
     """Whether a column holds numbers, with gaps at most."""
     known = [value for value in values if value is not None]
-    return bool(known) and all(isinstance(value, (int, float)) for value in known)
+    return bool(known) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in known)
 
 
 def _line(cells: Any) -> str:

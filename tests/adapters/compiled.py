@@ -7,18 +7,27 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from attnlab.adapters import adapter_of, convert, swap
+if sys.argv[1:] == ["whole-by-kernels"] and not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from attnlab.adapters import Plan, adapter_of, convert, swap
 from attnlab.adapters.distillation import Distillation, teach
 from attnlab.adapters.distillation.student import fast_layers
+from attnlab.adapters.whole_layers import FEW
+from attnlab.mechanisms import _device
 from tests.adapters.zoo import DECODERS, build, inputs, padding
+from tests.tolerance import RELATIVE
 
 TOLERANCE = 1e-4
 SWAPPED = ("softmax", "top-r:r=3", "window:r=4", "kernel:elu", "value-aware:r=1", "value-aware:r=d+1")
@@ -114,6 +123,16 @@ def full_caches() -> None:
 SELECT, WINDOW = "abc-select:slots=4,window=8,sinks=1,block=4", "abc-hybrid:slots=0,window=8,sinks=1,block=4"
 # Of one layer: families with two key/value heads attend by several mechanisms too.
 WHOLE = (SELECT, WINDOW, f"per-group:groups=softmax/{SELECT.replace(',', ';')}")
+# Of several blocks and segments, with the kernels that take them.
+WIDE_HEADS = LlamaConfig(
+    vocab_size=67, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    intermediate_size=37, initializer_range=0.3,
+)  # fmt: skip
+BY_KERNELS = {
+    "abc-select:slots=9,window=32,sinks=2,block=16": "select",
+    "abc-hybrid:slots=9,window=32,sinks=2,block=16": "hybrid",
+    "per-group:groups=softmax/abc-select:slots=9;window=32;sinks=2;block=16": "select",
+}
 
 
 def whole() -> None:
@@ -152,6 +171,63 @@ def whole() -> None:
     assert len(handed) > len(DECODERS) // 3
 
 
+def whole_by_kernels() -> None:
+    """A Llama whose layers are compiled whole attends by kernels in one graph a layer, and learns what it does eagerly.
+
+    On a CPU the kernels are interpreted.
+    """
+    from torch._dynamo.utils import counters
+
+    from attnlab.mechanisms._bounded import hybrid_kernels, selected
+
+    for module in (selected, hybrid_kernels):
+        module.kernels_take = lambda _: _device.kernels_may_run()  # type: ignore[attr-defined]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    kind = torch.bfloat16 if device == "cuda" else torch.float32
+    torch.compile = functools.partial(torch.compile, backend="aot_eager")  # type: ignore[assignment]
+    for spec, used in BY_KERNELS.items():
+        torch.manual_seed(7)
+        model = convert(LlamaForCausalLM(WIDE_HEADS).to(device), spec)
+        given = {"input_ids": torch.randint(3, 60, (2, 70), device=device)}
+        torch.compiler.reset()
+        counters.clear()
+        with torch.autocast(device, kind, enabled=device == "cuda"):
+            with fast_layers(model):
+                expected = logits_and_gradients(model, model, given)
+            with fast_layers(model, compile=True), torch.profiler.profile() as profile:
+                actual = logits_and_gradients(model, model, given)
+        operators = {event.key for event in profile.key_averages()}
+        assert {f"attnlab::{used}_forward", f"attnlab::{used}_backward"} <= operators, operators
+        assert not counters["graph_break"], counters["graph_break"]
+        for one, other in zip(actual, expected, strict=True):
+            assert (one - other).norm() <= RELATIVE[kind] * other.norm()
+        print(spec)
+
+
+def planned() -> None:
+    """Layers of few mechanisms are compiled whole, once for each; those of many share the graphs around attention."""
+    from torch._dynamo.utils import counters
+
+    torch.compile = functools.partial(torch.compile, backend="aot_eager")  # type: ignore[assignment]
+    graphs = {}
+    for mechanisms in (1, FEW, 6, 9):
+        layers = {n: f"abc-select:slots={3 + n % mechanisms},window=8,sinks=1,block=4" for n in range(9)}
+        llama = LlamaForCausalLM(LlamaConfig(**{**WIDE_HEADS.to_dict(), "num_hidden_layers": len(layers)}))
+        model = convert(llama, Plan(layers))
+        given = {"input_ids": torch.randint(3, 60, (2, 19))}
+        expected = logits_and_gradients(model, model, given)
+        torch.compiler.reset()
+        counters.clear()
+        with fast_layers(model, compile=True):
+            actual = logits_and_gradients(model, model, given)
+        for one, other in zip(actual, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=TOLERANCE)
+        graphs[mechanisms] = counters["stats"]["unique_graphs"]
+    print(graphs)
+    assert (graphs[1], graphs[FEW]) == (1, FEW)
+    assert graphs[6] == graphs[9] < 6
+
+
 class _Rows:
     """Rows of two lengths."""
 
@@ -179,6 +255,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
     kinds = {"swapped": swapped, "converted": converted, "before-and-after": before_and_after, "distilled": distilled,
-             "decoded": decoded, "full-caches": full_caches, "whole": whole}  # fmt: skip
+             "decoded": decoded, "full-caches": full_caches, "whole": whole,
+             "whole-by-kernels": whole_by_kernels, "planned": planned}  # fmt: skip
     kinds[sys.argv[1]]()
     print("the same")

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+KINDS = (
+    "swapped", "converted", "before-and-after", "distilled", "decoded", "full-caches", "whole", "whole-by-kernels",
+    "planned",
+)  # fmt: skip
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "what", ["swapped", "converted", "before-and-after", "distilled", "decoded", "full-caches", "whole"]
-)
+@pytest.mark.parametrize("what", KINDS)
 def test_a_compiled_model_is_the_same(what: str) -> None:
     root = Path(__file__).resolve().parents[2]
     command = [sys.executable, "-W", "ignore", "-m", "tests.adapters.compiled", what]
