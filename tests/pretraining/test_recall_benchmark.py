@@ -51,8 +51,8 @@ def test_the_command_makes_a_row_of_each_and_goes_on_where_it_was(
         for name in ("select", "abc-mlp")
     }
     assert specs["select"] == [
-        "abc-select:slots=3,window=4,sinks=0,block=2",
-        *["abc-select:slots=6,window=4,sinks=0,block=2"] * 2,
+        "abc-select:slots=2,window=4,sinks=0,block=2",
+        *["abc-select:slots=4,window=4,sinks=0,block=2"] * 2,
     ]
     assert len(set(specs["abc-mlp"])) == 1
     recall.main()
