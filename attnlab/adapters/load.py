@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from attnlab.adapters.gguf import is_gguf, load_gguf
+from attnlab.adapters.hub import hub_or_its_cache
 from attnlab.adapters.hugging_face import CONTAINER
 from attnlab.adapters.model_files import (
     check_config,
@@ -39,6 +40,8 @@ __all__ = [
 # The small masked language model that comes with the package.
 SHIPPED = shipped_folder("mlm")
 
+# Where a name that is no folder was looked for.
+HUB, CACHE = "on the hub", "in the cache of the hub, which is out of reach"
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -105,19 +108,23 @@ def load_model(
     name = _checked_name(str(path_or_hub_name))
     if is_own_checkpoint(Path(name)):
         return LoadedModel(*load_own_checkpoint(Path(name), dtype=dtype))
-    return _load_transformers(name, trust_remote_code=trust_remote_code, dtype=dtype)
+    if Path(name).exists():
+        return _load_transformers(name, trust_remote_code=trust_remote_code, dtype=dtype)
+    with hub_or_its_cache() as reached:
+        return _load_transformers(name, trust_remote_code=trust_remote_code, dtype=dtype, hub=HUB if reached else CACHE)
 
 
-def _load_transformers(name: str, *, trust_remote_code: bool, dtype: torch.dtype | None) -> LoadedModel:
-    """A model of transformers from a folder that was checked, or a hub name."""
+def _load_transformers(
+    name: str, *, trust_remote_code: bool, dtype: torch.dtype | None, hub: str | None = None
+) -> LoadedModel:
+    """A model of transformers from a folder that was checked, or by a name that is looked for where ``hub`` says."""
     import transformers
 
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     except Exception as error:
         # What is looked for on the hub may be the misspelt name of a folder.
-        folder = "" if Path(name).exists() else "no such folder here, and "
-        where = " on the hub" if folder else ""
+        folder, where = ("", "") if hub is None else ("no such folder here, and ", f" {hub}")
         raise refusal(error, f"{name}: {folder}no usable model config{where} ({first_line(error)})") from None
     cls, task = _class_and_task(config)
     section = getattr(config, CONTAINER, None)

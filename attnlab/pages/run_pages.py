@@ -72,7 +72,7 @@ def _best_evaluation(groups: Sequence[tuple[str, list[Run]]]) -> str:
     if len(ends) == 1:
         return f"The last evaluation loss is {number(loss)}."
     worst, other = max(ends)
-    return f"{name} ends with the lowest evaluation loss, {number(loss)}; {other} with the highest, {number(worst)}."
+    return f"The lowest last evaluation loss is {number(loss)} ({name}), the highest {number(worst)} ({other})."
 
 
 def _runs_table(runs: Sequence[Run]) -> Html:

@@ -41,7 +41,7 @@ class ProgressLine:
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
         """One lasting line: the evaluation's values."""
         if not self.quiet:
-            shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
+            shown = "  ".join(f"{name} {value:.4f}" for name, value in _once(values).items())
             clear = "\r\x1b[K" if self.live else ""
             self._write(f"{clear}step {step}/{self.steps}  {shown}\n")
 
@@ -54,6 +54,25 @@ class ProgressLine:
     def _write(text: str) -> None:
         sys.stderr.write(text)
         sys.stderr.flush()
+
+
+def _once(values: Mapping[str, float]) -> dict[str, float]:
+    """The values without that of the only term of a loss, which is the loss itself.
+
+    >>> _once({"valid/loss": 2.0, "valid/causal-lm": 2.0, "test/loss": 3.0, "test/mlm": 2.5, "test/guidance": 0.5})
+    {'valid/loss': 2.0, 'test/loss': 3.0, 'test/mlm': 2.5, 'test/guidance': 0.5}
+    """
+    names: dict[str, list[str]] = {}
+    for name in values:
+        names.setdefault(name.rpartition("/")[0], []).append(name)
+    alone = {
+        term
+        for of_set in names.values()
+        if len(of_set) == 2
+        for total, term in (of_set, of_set[::-1])
+        if total.rpartition("/")[2] == "loss" and values[total] == values[term]
+    }
+    return {name: value for name, value in values.items() if name not in alone}
 
 
 def duration(seconds: float) -> str:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import torch
 import transformers as tf
+from huggingface_hub import constants
 
 from attnlab.adapters import load_model, record
+from attnlab.adapters.hub import hub_or_its_cache
 from attnlab.adapters.load import check_length, max_length
 from tests.adapters.zoo import ALL, LLAMA, build
 from tests.tolerance import assert_close
@@ -182,8 +186,33 @@ def test_neither_a_folder_nor_a_hub_name(tmp_path: Path) -> None:
     assert "there is no such folder" in one_line(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
     assert "is a file; give the folder" in one_line(tmp_path / "file")
-    # The hub is out of reach in the tests.
-    assert "no such folder here, and no usable model config on the hub" in one_line(Path("nobody/no-such-model"))
+
+
+def test_a_hub_out_of_reach_is_not_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def unknown(host: str, *args: object, **kwargs: object) -> None:
+        asked.append(host)
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    for variable in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(variable, raising=False)
+        monkeypatch.delenv(variable.upper(), raising=False)
+    said = one_line(Path("nobody/no-such-model"))
+    assert "no such folder here, and no usable model config in the cache of the hub, which is out of reach" in said
+    assert asked == [urlsplit(constants.ENDPOINT).hostname]
+    # A proxy may know names that this machine does not: then the hub is asked.
+    monkeypatch.setenv("https_proxy", "http://localhost:9")
+    with hub_or_its_cache() as reached:
+        assert reached
+        assert not constants.is_offline_mode()
+    monkeypatch.delenv("https_proxy")
+    with hub_or_its_cache() as reached:
+        assert not reached
+        assert constants.is_offline_mode()
+    assert not constants.is_offline_mode()
 
 
 @pytest.mark.parametrize(
