@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import attnlab as al
-from attnlab.kernels import statistics
+from attnlab.kernels import statistics, statistics_tiles
 from attnlab.linalg.streaming import CallStatistics, Measures, Text, attention_statistics, removed_in, stream_rows
 from attnlab.linalg.streaming_gpu import stream_by_kernel
 
@@ -155,7 +155,7 @@ def tiles(shapes: tuple[Shape, ...], device: str) -> Iterator[Row]:
 
 def tile_row(call: al.AttentionCall, text: Text, name: str, tile: tuple[int, ...]) -> Row:
     """The times of a pass with one tile; what does not compile has no time."""
-    kinds = (statistics.ROW_TILE, statistics.RANKED_ROW_TILE, statistics.COLUMN_TILE)
+    kinds = (statistics_tiles.ROW_TILE, statistics_tiles.RANKED_ROW_TILE, statistics_tiles.COLUMN_TILE)
     own, width = [dict(kept) for kept in kinds], 64 if call.q.shape[-1] <= 64 else 128
     # The time of the second pass does not depend on these numbers.
     lse = torch.full(call.q.shape[:3], 10.0, device=call.q.device)
@@ -164,10 +164,10 @@ def tile_row(call: al.AttentionCall, text: Text, name: str, tile: tuple[int, ...
         RANKED: _first_pass(call, text, norm_largest=True, squares=True),
         COLUMNS: partial(statistics.column_statistics, call, lse, received=True, block=256, first=0),
     }
-    timed: Row = {"D": width, **dict(zip(statistics.Tile._fields, tile, strict=True))}
+    timed: Row = {"D": width, **dict(zip(statistics_tiles.Tile._fields, tile, strict=True))}
     jobs = {kind: job for kind, job in jobs.items() if (kind == COLUMNS) == (name == COLUMNS)}
     for kept in kinds:
-        kept[width] = statistics.Tile(*tile)
+        kept[width] = statistics_tiles.Tile(*tile)
     for kind, job in jobs.items():
         try:
             timed[f"{kind} ms"] = layer_ms(job, 3)

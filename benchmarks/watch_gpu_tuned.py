@@ -24,8 +24,8 @@ from kernel_parts import Row
 from storing import make_results, write_results
 
 import attnlab as al
-from attnlab.kernels import statistics
 from attnlab.kernels import statistics_largest as of_tiles
+from attnlab.kernels import statistics_tiles
 from attnlab.linalg import removed_share
 from attnlab.linalg.streaming import Measures, Text, stream_rows
 from attnlab.linalg.streaming_gpu import stream_by_kernel
@@ -86,7 +86,7 @@ def use(name: str, tile: tuple[int, ...], width: int) -> None:
     """A tile for a pass; one of the first pass for both rankings."""
     names = [name] if name != watch_gpu.ROWS else [watch_gpu.ROWS, watch_gpu.RANKED]
     for kind in names:
-        getattr(statistics, KINDS[kind])[width] = statistics.Tile(*tile)
+        getattr(statistics_tiles, KINDS[kind])[width] = statistics_tiles.Tile(*tile)
 
 
 def sound() -> tuple[list[int], list[int]]:
@@ -137,8 +137,8 @@ def chosen(rows: list[Row], pairs: list[int]) -> Iterator[Row]:
             fit = [r for r in rows if r["D"] == width and f"{kind} ms" in r]
             if fit:
                 best = min(fit, key=lambda row: float(row[f"{kind} ms"]))
-                tile = statistics.Tile(*(best[name] for name in statistics.Tile._fields))
-                getattr(statistics, KINDS[kind])[width] = tile
+                tile = statistics_tiles.Tile(*(best[name] for name in statistics_tiles.Tile._fields))
+                getattr(statistics_tiles, KINDS[kind])[width] = tile
                 yield {"D": width, "pass": kind, "ms": best[f"{kind} ms"]} | tile._asdict()
     call, text = watch_gpu.made(watch_gpu.SHAPES[0], "cuda", torch.bfloat16)
     job, timed = watch_gpu._first_pass(call, text, norm_largest=True, squares=True), {}

@@ -7,7 +7,6 @@ tile by key tile. The mass of squares is added by many programs at once, in no f
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -16,26 +15,40 @@ import triton
 from torch import Tensor
 
 from attnlab.attention import AttentionCall
-from attnlab.kernels.launching import Options, launch
+from attnlab.kernels.launching import launch
 from attnlab.kernels.statistics_largest import Scored, largest_in_tiles
+from attnlab.kernels.statistics_tiles import (
+    COLUMN_TILE,
+    FEWEST_COLUMNS,
+    FLAGS,
+    OWN_COLUMNS,
+    SMALL_COLUMN_TILE,
+    WIDEST,
+    Tile,
+    column_options,
+    flags_of,
+    padded_width,
+    prepare_options,
+    recent_options,
+    row_options,
+    row_tile,
+    tile_for,
+)
 from attnlab.kernels.statistics_triton import prepared, rows
 from attnlab.kernels.statistics_weights_triton import columns, recents
 from attnlab.shapes import Bool, Float, Int
 
 __all__ = [
     "MOST_LARGEST",
-    "ROW_TILE",
     "SIDE",
     "ColumnStatistics",
     "RowStatistics",
-    "Tile",
     "column_statistics",
     "row_statistics",
     "serves",
 ]
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-WIDEST = 128
 # The longest list of largest weights that a row keeps in registers.
 MOST_LARGEST = 8
 # Sides of the map's squares are multiples of this, and tiles divide it.
@@ -50,38 +63,6 @@ PASS_STRIDES = ("qb", "qh", "qn", "kb", "kh", "kn", *PAIR_STRIDES)
 ROW_STRIDES = ("qb", "qh", "qn", "kb", "kh", "vb", "vh", "ob", "oh", "on", *PAIR_STRIDES)
 # What the first pass writes for each row.
 BY_ROW = ("Lse", "Entropy", "Squares", "Sinks", "Recent", "Distance", "Norm")
-
-
-class Tile(NamedTuple):
-    """Rows and keys of a tile (in the second pass keys and rows), warps, stages, and numbers that a sum is kept as.
-
-    ``registers`` is the most that a thread may have; 0 leaves it to the compiler.
-    """
-
-    rows: int
-    keys: int
-    warps: int
-    stages: int
-    fold: int = 8
-    registers: int = 0
-
-
-# By the widest head: tiles of the first pass, of the first pass that also ranks by lengths, and of the second pass.
-ROW_TILE = {64: Tile(64, 64, 4, 2, 4, 128), WIDEST: Tile(64, 64, 4, 2, 4)}
-RANKED_ROW_TILE = {64: Tile(64, 128, 4, 2, 4), WIDEST: Tile(64, 64, 4, 2)}
-# Of the first pass where a mask or a bias is read, which takes registers.
-MASKED_ROW_TILE = {64: Tile(64, 64, 4, 2, 4), WIDEST: Tile(64, 64, 4, 2)}
-# The least limit of registers where tiles may end beyond the text, keys are padding or no query is cut off.
-ROOMY = 168
-COLUMN_TILE = {64: Tile(64, 128, 4, 2, registers=128), WIDEST: Tile(64, 64, 4, 2)}
-# Of squares whose side or place is no multiple of the tile's.
-SMALL_COLUMN_TILE = {64: Tile(64, 64, 4, 3), WIDEST: Tile(64, 64, 4, 3)}
-# Float32 has no tensor cores here, and its products need more registers.
-EXACT_TILE = Tile(32, 32, 4, 2, 1)
-# Columns that a product has at least, and how many of them are no sets.
-FEWEST_COLUMNS, OWN_COLUMNS = 16, 4
-# Keys of a program that prepares them are those of a tile.
-PREPARED_WARPS = 4
 
 
 class RowStatistics(NamedTuple):
@@ -137,7 +118,7 @@ def row_statistics(
     """
     q, k, v = _rows_contiguous(call.q, call.k, call.v)
     (b, h, n_q, d), (n_k, e), m = q.shape, v.shape[2:], members.shape[-1]
-    n, tile = triton.next_power_of_2(largest), _row_tile(call, v, norm_largest)
+    n, tile = triton.next_power_of_2(largest), row_tile(call, v, norm_largest)
     n_tiles = triton.cdiv(n_k, tile.keys)
     tile_mask = triton.next_power_of_2(n_tiles) - 1
     key_places, query_places = (q, q) if places is None else (t.int().contiguous() for t in places)
@@ -165,8 +146,8 @@ def row_statistics(
             },
             dict(zip(ROW_STRIDES, strides + pairs.strides, strict=True)) | _sizes(call)
             | {"recent": recent, "n_sets": m, "tile_mask": tile_mask},
-            _row_options(
-                _flags(call, tile, v), (near, norm_largest, squares), d, e, tile, n, keys.side.shape[-1],
+            row_options(
+                flags_of(call, tile, v), (near, norm_largest, squares), d, e, tile, n, keys.side.shape[-1],
                 (k.stride(2), keys.values.stride(2)),
             ),
         )  # fmt: skip
@@ -192,9 +173,9 @@ def column_statistics(
     sums = torch.empty(b, h, n_k if received else 0, device=q.device)
     blocks = torch.zeros(b, h, n_i if block else 0, n_j, device=q.device)
     pairs = _pairs(call)
-    tile = _tile(COLUMN_TILE, q)
+    tile = tile_for(COLUMN_TILE, q)
     if block and (side % tile.rows or side % tile.keys or shift % tile.keys):
-        tile = _tile(SMALL_COLUMN_TILE, q)
+        tile = tile_for(SMALL_COLUMN_TILE, q)
     strides = [*q.stride()[:3], *k.stride()[:3], *pairs.strides]
     with torch.cuda.device_of(q):
         launch(
@@ -204,8 +185,8 @@ def column_statistics(
             dict(zip(PASS_STRIDES, strides, strict=True))
             | _sizes(call)
             | {"n_i": n_i, "n_j": n_j, "side": side, "shift": shift},
-            _column_options(
-                _flags(call, tile._replace(rows=tile.keys, keys=tile.rows), q),
+            column_options(
+                flags_of(call, tile._replace(rows=tile.keys, keys=tile.rows), q),
                 (received, block > 0),
                 d,
                 tile,
@@ -246,7 +227,7 @@ def _prepare(call: AttentionCall, v: Tensor, key_places: Tensor, members: Tensor
             "vb": v.stride(0), "vh": v.stride(1), "vn": v.stride(2), "sb": 0 if members.shape[0] == 1 else n_k * m,
             "G": g, "n_k": n_k, "c": call.softmax_scale * math.log2(math.e), "sinks": sinks, "n_sets": m,
         },
-        _prepare_options(call.key_visible is not None, exact, e, tile.keys, width),
+        prepare_options(call.key_visible is not None, exact, e, tile.keys, width),
     )  # fmt: skip
     return _Keys(values, side, log_norms, unit)
 
@@ -286,7 +267,7 @@ class _Pairs(NamedTuple):
 def _scores_of(call: AttentionCall, q: Tensor, k: Tensor, pairs: _Pairs, tile: Tile) -> Scored:
     """What the scores of a tile are made of."""
     numbers = dict(zip(PASS_STRIDES, [*q.stride()[:3], *k.stride()[:3], *pairs.strides], strict=True)) | _sizes(call)
-    flags = dict(zip(FLAGS, _flags(call, tile, q), strict=True)) | {"D": q.shape[-1], "BD": _width(q.shape[-1])}
+    flags = dict(zip(FLAGS, flags_of(call, tile, q), strict=True)) | {"D": q.shape[-1], "BD": padded_width(q.shape[-1])}
     return Scored({"Q": q, "K": k, **pairs.tensors}, numbers, flags, tile.keys)
 
 
@@ -294,14 +275,14 @@ def _recent(
     call: AttentionCall, q: Tensor, k: Tensor, pairs: _Pairs, lse: Tensor, mass: Tensor, recent: int
 ) -> None:  # fmt: skip
     """The mass on the last keys, in the few tiles that hold them."""
-    tile = _tile(SMALL_COLUMN_TILE, q)
+    tile = tile_for(SMALL_COLUMN_TILE, q)
     made_of = _scores_of(call, q, k, pairs, tile)
     launch(
         recents,
         (triton.cdiv(q.shape[2], tile.rows), q.shape[0] * q.shape[1], 1),
         {**made_of.tensors, "Lse": lse, "Recent": mass},
         made_of.numbers | {"recent": recent},
-        _recent_options(_flags(call, tile, q), q.shape[-1], tile),
+        recent_options(flags_of(call, tile, q), q.shape[-1], tile),
     )
 
 
@@ -324,83 +305,3 @@ def _pairs(call: AttentionCall) -> _Pairs:
         # An axis of length 1 is that of all texts or heads.
         strides += [0, 0, 0] if t is None else [0 if t.shape[a] == 1 else t.stride(a) for a in (0, 1)] + [t.stride(2)]
     return _Pairs(tensors, strides)
-
-
-def _tile(tiles: dict[int, Tile], *tensors: Tensor) -> Tile:
-    if tensors[0].dtype == torch.float32:
-        return EXACT_TILE
-    return next(tile for width, tile in tiles.items() if max(t.shape[-1] for t in tensors) <= width)
-
-
-def _row_tile(call: AttentionCall, v: Tensor, ranked: bool) -> Tile:
-    """The tile of the first pass; its limit of registers is one for plain causal calls."""
-    if call.mask is not None or call.bias is not None:
-        return _tile(MASKED_ROW_TILE, call.q, v)
-    tile = _tile(RANKED_ROW_TILE if ranked else ROW_TILE, call.q, v)
-    whole = _flags(call, tile, v)[FLAGS.index("WHOLE")]
-    return (
-        tile if not tile.registers or (call.causal and whole) else tile._replace(registers=max(tile.registers, ROOMY))
-    )
-
-
-def _flags(call: AttentionCall, tile: Tile, v: Tensor) -> tuple[bool, ...]:
-    """CAUSAL, PADDED, MASKED, BIASED, CUT (keys of some tile are hidden), WHOLE (every tile is inside), EXACT."""
-    _, _, n_q, n_k = call.sizes
-    padded, ragged = call.key_visible is not None, n_k % tile.keys != 0
-    widths = [t.shape[-1] for t in (call.q, v)]
-    whole = not padded and not ragged and n_q % tile.rows == 0 and all(w == _width(w) for w in widths)
-    masked, biased = call.mask is not None, call.bias is not None
-    return call.causal, padded, masked, biased, padded or ragged, whole, call.q.dtype == torch.float32
-
-
-def _width(d: int) -> int:
-    """A product on the tensor cores is at least 16 wide, and a tile's width a power of two."""
-    return max(16, triton.next_power_of_2(d))
-
-
-FLAGS = ("CAUSAL", "PADDED", "MASKED", "BIASED", "CUT", "WHOLE", "EXACT")
-
-
-@functools.cache
-def _row_options(
-    flags: tuple[bool, ...], asked: tuple[bool, ...], d: int, e: int, tile: Tile, n: int,
-    width: int, apart: tuple[int, int],
-) -> Options:  # fmt: skip
-    """``apart``: how far a key and a value are from the next."""
-    named = dict(zip((*FLAGS, "NEAR", "NORM", "SQUARES"), (*flags, *asked), strict=True))
-    widths = {"D": d, "E": e, "BD": _width(d), "BE": _width(e)}
-    return _options(named | widths, tile, {"N": n, "MS": width, "KN": apart[0], "VN": apart[1]})
-
-
-@functools.cache
-def _column_options(
-    flags: tuple[bool, ...], asked: tuple[bool, bool], d: int, tile: Tile
-) -> Options:  # fmt: skip
-    named = dict(zip((*FLAGS, "RECEIVED", "BLOCKS"), (*flags, *asked), strict=True))
-    return _options(named | {"D": d, "BD": _width(d)}, tile, {})
-
-
-@functools.cache
-def _recent_options(flags: tuple[bool, ...], d: int, tile: Tile) -> Options:
-    return _options(dict(zip(FLAGS, flags, strict=True)) | {"D": d, "BD": _width(d)}, tile, {})
-
-
-@functools.cache
-def _prepare_options(padded: bool, exact: bool, e: int, keys: int, width: int) -> Options:
-    named = {"PADDED": padded, "EXACT": exact, "E": e, "BE": _width(e), "BN": keys, "MS": width}
-    return (*named.items(), ("num_warps", PREPARED_WARPS))
-
-
-def _rows_of_warps(tile: Tile) -> bool:
-    """Whether each warp has rows of its own, as on Hopper: where warps share rows, Triton must not reshape sums."""
-    if not torch.cuda.is_available():
-        return True
-    return tile.rows >= 16 * tile.warps and torch.cuda.get_device_capability()[0] >= 9
-
-
-def _options(named: dict[str, Any], tile: Tile, last: dict[str, int]) -> Options:
-    tiles = {"BM": tile.rows, "BN": tile.keys, "FOLD": tile.fold if _rows_of_warps(tile) else 1}
-    how = {"num_warps": tile.warps, "num_stages": tile.stages}
-    if tile.registers:
-        how["maxnreg"] = tile.registers
-    return tuple({**named, **tiles, **last, **how}.items())

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnlab.kernels.statistics_triton import EMPTY, HIDDEN, LOG2E, empty_list, insert, load_tile, scores, tile_of
+from attnlab.kernels.statistics_tiles_triton import EMPTY, HIDDEN, LOG2E, empty_list, insert, load_tile, scores, tile_of
 
 __all__ = ["chosen", "ordered", "scored"]
 

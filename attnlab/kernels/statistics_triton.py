@@ -14,27 +14,25 @@ from typing import Any
 import triton
 import triton.language as tl
 
-__all__ = [
-    "EMPTY",
-    "HIDDEN",
-    "LOG2E",
-    "empty_list",
-    "fold",
-    "hide",
-    "insert",
-    "load_tile",
-    "prepared",
-    "rows",
-    "scores",
-    "seen_keys",
-    "tile_of",
-]
+from attnlab.kernels.statistics_tiles_triton import (
+    EMPTY,
+    HIDDEN,
+    LOG2E,
+    beside,
+    empty_list,
+    fold,
+    keep_largest,
+    load_tile,
+    no_sums,
+    scores,
+    seen_keys,
+    store_list,
+    unfold,
+)
 
-LOG2E: Any = tl.constexpr(1.4426950408889634)
+__all__ = ["prepared", "rows"]
+
 LN2: Any = tl.constexpr(0.6931471805599453)
-# The score of a hidden key, finite so that it can be multiplied by its weight of zero; below EMPTY nothing was seen.
-HIDDEN: Any = tl.constexpr(-1e30)
-EMPTY: Any = tl.constexpr(-1e29)
 # Weights are 2^LIFT times as large before they are divided by their sum, so that float16 holds small ones.
 LIFT: Any = tl.constexpr(15.0)
 # Columns of ``Side``: the length of a value and what float16 leaves of it, the place in the tile, sinks, then sets.
@@ -43,197 +41,6 @@ LENGTH_REST: Any = tl.constexpr(1)
 PLACE: Any = tl.constexpr(2)
 SINK: Any = tl.constexpr(3)
 FIRST_SET: Any = tl.constexpr(4)
-
-
-@triton.jit
-def load_tile(pointers, inside, WHOLE: tl.constexpr):
-    """A tile with zeros outside of the tensor. With WHOLE nothing lies outside, and there is no mask."""
-    return tl.load(pointers) if WHOLE else tl.load(pointers, mask=inside, other=0.0)
-
-
-@triton.jit
-def seen_keys(Visible, b, j, n_k, PADDED: tl.constexpr):
-    """Which keys exist and are no padding; others are not loaded, since NaN in them would spread."""
-    seen = j < n_k
-    if PADDED:
-        seen = tl.load(Visible + b * n_k + j, mask=seen, other=0) != 0
-    return seen
-
-
-@triton.jit
-def hide(
-    s, Mask, Bias, Reach, i, j, seen, inside, n_q, mq, bq, offset, scale,
-    edge, LOADED: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr, CUT: tl.constexpr,
-):  # fmt: skip
-    """Scores before the scale with the bias and with hidden ones as HIDDEN; ``i`` and ``j`` have two axes.
-
-    Only where ``edge`` is true does causality cut the tile.
-    """
-    if BIASED:
-        s += tl.load(Bias + i.to(tl.int64) * bq + j, mask=inside, other=0.0).to(tl.float32) / scale
-    if CUT:
-        s = tl.where(seen, s, HIDDEN)
-    if MASKED:
-        s = tl.where(tl.load(Mask + i.to(tl.int64) * mq + j, mask=inside, other=0) != 0, s, HIDDEN)
-    # The first is known when the kernel is compiled.
-    if CAUSAL:  # noqa: SIM102
-        if edge:
-            # A load keeps the compiler from comparing and selecting in all tiles what only few need.
-            reach = tl.load(Reach + i) if LOADED else i + offset
-            s = tl.where(j <= reach, s, HIDDEN)
-    return s
-
-
-@triton.jit
-def scores(
-    q, K, Visible, Mask, Bias, Reach, b, i, lo, d, in_q, in_d, n_q, n_k, kn, mq, bq, offset, scale,
-    edge, BN: tl.constexpr, CAUSAL: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr,
-    CUT: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """(scores of a tile before the scale, which keys exist); hidden ones are -1e30.
-
-    ``K`` is the tile's first key, with number ``lo``; ``edge``: causality cuts the tile.
-    """
-    place = tl.arange(0, BN)
-    j = lo + place
-    seen = seen_keys(Visible, b, j, n_k, PADDED)
-    k = load_tile(K + (place.to(tl.int64)[None, :] * kn + d[:, None]), seen[None, :] & in_d[:, None], WHOLE)
-    s = tl.dot(q, k, input_precision=PRECISION)
-    inside = in_q[:, None] & (j < n_k)[None, :]
-    s = hide(
-        s, Mask, Bias, Reach, i[:, None], j[None, :], seen[None, :], inside, n_q, mq, bq, offset, scale,
-        edge, True, CAUSAL, MASKED, BIASED, CUT,
-    )  # fmt: skip
-    return s, seen
-
-
-@triton.jit
-def insert(best, at, value, place, N: tl.constexpr):
-    """The list with one more number, of which the smallest is dropped."""
-    new_best, new_at = (), ()
-    for r in tl.static_range(N):
-        larger = value > best[r]
-        new_best = new_best + (tl.where(larger, value, best[r]),)  # noqa: RUF005
-        new_at = new_at + (tl.where(larger, place, at[r]),)  # noqa: RUF005
-        value, place = tl.where(larger, best[r], value), tl.where(larger, at[r], place)
-    return new_best, new_at
-
-
-@triton.jit
-def _keep_keys(s, top, j, best, at, ROUNDS: tl.constexpr, N: tl.constexpr):
-    """Rows' largest numbers with those of a tile, whose largest is ``top``; at most ROUNDS of the tile can be in it."""
-    if tl.max((top > best[N - 1]).to(tl.int32), 0) > 0:
-        place = tl.min(tl.where(s == top[:, None], j[None, :], 2147483647), 1)
-        best, at = insert(best, at, top, place, N)
-        if ROUNDS > 1:
-            s = tl.where(j[None, :] == place[:, None], HIDDEN, s)
-            best, at = _keep_keys(s, tl.max(s, 1), j, best, at, ROUNDS - 1, N)
-    return best, at
-
-
-@triton.jit
-def _keep_tile(top, number, best, tile_mask, N: tl.constexpr):
-    """Rows' tiles with the largest scores, and one more whose largest score is ``top``: no branch, and no exchange."""
-    value = ((top.to(tl.int32, bitcast=True) & (-1 - tile_mask)) | number).to(tl.float32, bitcast=True)
-    new_best = ()
-    for r in tl.static_range(N):
-        new_best = new_best + (tl.maximum(best[r], value),)  # noqa: RUF005
-        value = tl.minimum(best[r], value)
-    return new_best
-
-
-@triton.jit
-def _keep(s, top, j, number, best, at, tile_mask, EXACT: tl.constexpr, N: tl.constexpr):
-    if EXACT:
-        best, at = _keep_keys(s, top, j, best, at, N, N)
-    else:
-        best = _keep_tile(top, number, best, tile_mask, N)
-    return best, at
-
-
-@triton.jit
-def empty_list(BM: tl.constexpr, N: tl.constexpr):
-    """Rows' largest numbers before the first, and their places."""
-    best, at = (), ()
-    for _ in tl.static_range(N):
-        best = best + (tl.full([BM], EMPTY, tl.float32),)  # noqa: RUF005
-        at = at + (tl.full([BM], -1, tl.int32),)  # noqa: RUF005
-    return best, at
-
-
-@triton.jit
-def tile_of(value, n_tiles, tile_mask):
-    """The number of a tile that was kept by its largest score; ``n_tiles`` for none."""
-    return tl.where(value > EMPTY, value.to(tl.int32, bitcast=True) & tile_mask, n_tiles)
-
-
-@triton.jit
-def _store_keys(Values, Places, best, at, row, in_q, c, lse, N: tl.constexpr):
-    """The weights of the largest scores, and their keys; -1 for none."""
-    for r in tl.static_range(N):
-        weight = tl.exp2(best[r] * c - lse)
-        tl.store(Values + row * N + r, weight, mask=in_q)
-        tl.store(Places + row * N + r, tl.where(weight > 0, at[r], -1), mask=in_q)
-
-
-@triton.jit
-def _store_tiles(Values, Ranks, Counts, best, row, in_q, n_tiles, tile_mask, BM: tl.constexpr, N: tl.constexpr):
-    """The tiles as they were kept, and the rank of each row among those of its tile, in any order."""
-    column = tl.arange(0, N)
-    kept = tl.full([BM, N], EMPTY, tl.float32)
-    for r in tl.static_range(N):
-        kept = tl.where((column == r)[None, :], best[r][:, None], kept)
-    to, inside = row[:, None] * N + column[None, :], in_q[:, None] & (column >= 0)[None, :]
-    rank = tl.atomic_add(Counts + tile_of(kept, n_tiles, tile_mask), 1, mask=inside, sem="relaxed")
-    tl.store(Values + to, kept, mask=inside)
-    tl.store(Ranks + to, rank, mask=inside)
-
-
-@triton.jit
-def _store_list(
-    Values, Places, Counts, best, at, row, in_q, c, lse, n_tiles, tile_mask,
-    EXACT: tl.constexpr, BM: tl.constexpr, N: tl.constexpr,
-):  # fmt: skip
-    """The largest weights and their keys; in half precision tiles, and ranks in the place of keys."""
-    if EXACT:
-        _store_keys(Values, Places, best, at, row, in_q, c, lse, N)
-    else:
-        _store_tiles(Values, Places, Counts, best, row, in_q, n_tiles, tile_mask, BM, N)
-
-
-@triton.jit
-def fold(x, BM: tl.constexpr, BN: tl.constexpr, FOLD: tl.constexpr):
-    """The sum over a row of a tile, as FOLD numbers: with 8, as threads hold a product, none is exchanged.
-
-    With 4 each thread has one of them, in a shape of its own (``beside``), so that Triton leaves them where they are.
-    """
-    if FOLD == 1:
-        sums = tl.sum(x, 1)[:, None]
-    elif FOLD == 4:
-        sums = tl.sum(tl.sum(tl.reshape(x, [BM, BN // 8, 4, 2]), 1, keep_dims=True), 3, keep_dims=True)
-    else:
-        sums = tl.sum(tl.reshape(x, [BM, BN // FOLD, FOLD]), 1)
-    return sums
-
-
-@triton.jit
-def unfold(x, FOLD: tl.constexpr):
-    """The sums of rows that are kept as FOLD numbers."""
-    if FOLD == 4:
-        x = tl.sum(tl.sum(x, 3), 1)
-    return tl.sum(x, 1)
-
-
-@triton.jit
-def beside(x, FOLD: tl.constexpr):
-    """A number of each row in the shape of ``fold``."""
-    return x[:, None, None, None] if FOLD == 4 else x[:, None]
-
-
-@triton.jit
-def no_sums(BM: tl.constexpr, FOLD: tl.constexpr):
-    """Zeros in the shape of ``fold``."""
-    return tl.zeros([BM, 1, 4, 1], tl.float32) if FOLD == 4 else tl.zeros([BM, FOLD], tl.float32)
 
 
 @triton.jit
@@ -401,11 +208,11 @@ def rows(
                 near_mass = near_mass * shrinks + fold(tl.where(far < recent, p, 0.0), BM, BN, FOLD)
                 if not CAUSAL:
                     distance = distance * shrinks + fold(p * far, BM, BN, FOLD)
-        best, at = _keep(s, highest, j, number, best, at, tile_mask, EXACT, N)
+        best, at = keep_largest(s, highest, j, number, best, at, tile_mask, EXACT, N)
         if NORM:
             # Ranked by w_j |v_j|; what is hidden stays so.
             s += lengths[None, :]
-            norm_best, norm_at = _keep(s, tl.max(s, 1), j, number, norm_best, norm_at, tile_mask, EXACT, N)
+            norm_best, norm_at = keep_largest(s, tl.max(s, 1), j, number, norm_best, norm_at, tile_mask, EXACT, N)
     whole = unfold(total, FOLD)
     some = whole > 0
     over = 1.0 / tl.where(some, whole, 1.0)
@@ -433,10 +240,10 @@ def rows(
     tl.store(Sets + row[:, None] * n_sets + column[None, :], sides * over[:, None], mask=is_set)
     n_tiles = tl.cdiv(n_k, BN)
     Counts += tl.program_id(1).to(tl.int64) * (n_tiles + 1)
-    _store_list(Largest, Places, Counts, best, at, row, in_q, c, lse, n_tiles, tile_mask, EXACT, BM, N)
+    store_list(Largest, Places, Counts, best, at, row, in_q, c, lse, n_tiles, tile_mask, EXACT, BM, N)
     if NORM:
         Counts += tl.num_programs(1).to(tl.int64) * (n_tiles + 1)
-        _store_list(
+        store_list(
             NormLargest, NormPlaces, Counts, norm_best, norm_at, row, in_q, c, lse, n_tiles, tile_mask, EXACT, BM, N
         )
     to = Out + b * ob + h * oh + i[:, None] * on + e[None, :]

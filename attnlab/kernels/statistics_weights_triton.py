@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnlab.kernels.statistics_triton import LOG2E, fold, hide, load_tile, no_sums, scores, seen_keys, unfold
+from attnlab.kernels.statistics_tiles_triton import LOG2E, fold, hide, load_tile, no_sums, scores, seen_keys, unfold
 
 __all__ = ["columns", "recents"]
 

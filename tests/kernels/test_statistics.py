@@ -18,6 +18,7 @@ from attnlab.linalg.streaming_gpu import kernel_serves, stream_by_kernel
 
 pytest.importorskip("triton")
 statistics = pytest.importorskip("attnlab.kernels.statistics")
+statistics_tiles = pytest.importorskip("attnlab.kernels.statistics_tiles")
 largest = pytest.importorskip("attnlab.kernels.statistics_largest")
 removed = pytest.importorskip("attnlab.kernels.removed")
 
@@ -25,15 +26,22 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The interpreter takes long for each of the largest.
 MEASURES = Measures(largest=2, sinks=3, recent=20, block=64)
 # Small tiles, so that short texts have several.
-SMALL = statistics.Tile(32, 32, 4, 1)
+SMALL = statistics_tiles.Tile(32, 32, 4, 1)
 TILES = ("ROW_TILE", "RANKED_ROW_TILE", "MASKED_ROW_TILE", "COLUMN_TILE", "SMALL_COLUMN_TILE")
+
+
+def use(monkeypatch: pytest.MonkeyPatch, name: str, tile: Any) -> None:
+    """One tile for heads of all widths."""
+    tiles = getattr(statistics_tiles, name)
+    for width in tuple(tiles):
+        monkeypatch.setitem(tiles, width, tile)
 
 
 @pytest.fixture(autouse=True)
 def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if not request.node.get_closest_marker("gpu"):
         for name in TILES:
-            monkeypatch.setattr(statistics, name, {128: SMALL})
+            use(monkeypatch, name, SMALL)
 
 
 def made(
@@ -189,7 +197,7 @@ def test_squares_of_a_text_that_goes_on() -> None:
 def test_half_precision_is_close(hidden: str, fold: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE == "cpu":
         for name in TILES:
-            monkeypatch.setattr(statistics, name, {128: SMALL._replace(fold=fold)})
+            use(monkeypatch, name, SMALL._replace(fold=fold))
     how: dict[str, Any] = {}
     if hidden == "padding":
         how["key_visible"] = torch.arange(71)[None] > 40

@@ -24,20 +24,20 @@ import json, os, re, subprocess, sys, tempfile
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from attnlab.kernels import statistics, statistics_largest, statistics_largest_triton, statistics_triton
+from attnlab.kernels import statistics_largest, statistics_largest_triton, statistics_tiles, statistics_triton
 from attnlab.kernels import statistics_weights_triton
 
 name, width, exact = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "float32"
 modules = {"rows": statistics_triton, "columns": statistics_weights_triton}
 kernel = getattr(modules.get(name, statistics_largest_triton), name)
-tiles = statistics.COLUMN_TILE if name == "columns" else statistics.ROW_TILE
-tile = statistics.EXACT_TILE if exact else tiles[width]
+tiles = statistics_tiles.COLUMN_TILE if name == "columns" else statistics_tiles.ROW_TILE
+tile = statistics_tiles.EXACT_TILE if exact else tiles[width]
 if name == "scored":
     way = statistics_largest.PAIR_TILE
     tile = tile._replace(rows=way.pairs, warps=way.warps, stages=way.stages, registers=way.registers)
 if name == "chosen":
     tile = tile._replace(rows=statistics_largest.CHOSEN_ROWS, warps=statistics_largest.CHOSEN_ROWS // 32, registers=0)
-flags = dict.fromkeys(statistics.FLAGS, False) | {"CAUSAL": True, "WHOLE": True, "EXACT": exact}
+flags = dict.fromkeys(statistics_tiles.FLAGS, False) | {"CAUSAL": True, "WHOLE": True, "EXACT": exact}
 asked = {"NEAR": True, "NORM": name == "scored", "SQUARES": True, "RECEIVED": True, "BLOCKS": True}
 sizes = {"D": width, "E": width, "BD": width, "BE": width, "BM": tile.rows, "BN": tile.keys, "FOLD": tile.fold}
 sizes |= {"KN": 3 * width, "VN": width}
