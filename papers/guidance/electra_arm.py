@@ -22,6 +22,7 @@ from attnlab.guidance import Guidance, GuidanceTerm, guide
 from attnlab.models import TransformerConfig
 from attnlab.pretraining import pattern_tokens
 from attnlab.training import Callback, Moment, Recipe, Schedule, Settings, every, read_metrics, train
+from papers.common.compiling import compiled_blocks
 from papers.common.row_store import Part
 from papers.guidance.config import PAPER_LENGTH
 from papers.guidance.electra_model import Electra, ElectraOutput, GeneratedTokens, ReplacedTokens
@@ -62,6 +63,8 @@ class ElectraArm:
     alpha0: float = 500.0
     fraction: float = 0.5
     evaluations: int = 40
+    # On a GPU: the blocks as compiled graphs.
+    compile: bool = True
 
     @property
     def name(self) -> str:
@@ -111,6 +114,7 @@ def train_electra(
             pull = stack.enter_context(guide(half, arm.guidance(), tokens=pattern_tokens(tokeniser)))
             pull.name = f"guidance-{name}"
             pulls.append(pull)
+        stack.enter_context(compiled_blocks(model, arm.compile))
         outcome = train(
             model,
             _source(arm, tokeniser, stores["train"], shuffle=True),

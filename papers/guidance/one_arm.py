@@ -20,6 +20,7 @@ from attnlab.guidance import Guidance
 from attnlab.models import Transformer, TransformerConfig
 from attnlab.pretraining import PretrainConfig, pretrain
 from attnlab.training import Outcome, read_metrics
+from papers.common.compiling import compiled_blocks
 from papers.common.finetuning import Tuning, tune_seeds
 from papers.common.row_store import Part
 from papers.effective.glue import TASKS, encode, read_glue
@@ -66,6 +67,8 @@ class OneArm:
     # lambda
     fraction: float = 0.5
     evaluations: int = 40
+    # On a GPU: the blocks as compiled graphs.
+    compile: bool = True
     # Fine-tuning; a small training set is read more often.
     tasks: tuple[str, ...] = ("SST-2", "MRPC", "RTE")
     tune_seeds: tuple[int, ...] = (0, 1, 2)
@@ -147,15 +150,16 @@ def train_arm(
 ) -> Transformer:
     """Train the arm, or go on with it, and note its row and its curve."""
     model = arm.model(vocab=tokeniser.vocab_size)
-    _, outcome = pretrain(
-        arm.pretraining(),
-        tokeniser=tokeniser,
-        stores={name: stores[name] for name in ("train", "valid")},
-        run_dir=run_dir,
-        model=model,
-        resume=True,
-        config_extra={"arm": asdict(arm)},
-    )
+    with compiled_blocks(model, arm.compile):
+        _, outcome = pretrain(
+            arm.pretraining(),
+            tokeniser=tokeniser,
+            stores={name: stores[name] for name in ("train", "valid")},
+            run_dir=run_dir,
+            model=model,
+            resume=True,
+            config_extra={"arm": asdict(arm)},
+        )
     part.extend("curves", [{**arm.labels, **point} for point in _curve(run_dir)])
     part.row("arms", **arm.labels, **_trained(arm, outcome))
     return model.to(best_device()).eval()
