@@ -158,12 +158,12 @@ def scores(
     config: Config, model: LoadedModel, files: argparse.Namespace, answers: Path, cases: Sequence[JudgeCase]
 ) -> Scores:
     """The values of all windows and cases by task."""
-    tasks = ("loss", *(("lambada",) if files.lambada else ()), "needle")
-    measured = evaluate(model, config=EvaluateConfig(tasks, settings_of(config, files), batch=16), answers=answers)
+    tasks, batch = ("loss", *(("lambada",) if files.lambada else ()), "needle"), rows_at_once()
+    measured = evaluate(model, config=EvaluateConfig(tasks, settings_of(config, files), batch=batch), answers=answers)
     found = {name: values_of(task) for name, task in measured["rows"][0]["tasks"].items()}
     if files.book:
         book = TaskSettings(text=files.book, window=config.window, windows=max(1, config.windows // 4))
-        again = evaluate(model, config=EvaluateConfig(("loss",), book, batch=16))
+        again = evaluate(model, config=EvaluateConfig(("loss",), book, batch=batch))
         found["book"] = values_of(again["rows"][0]["tasks"]["loss"])
     found["continuation"] = continuation_losses(model, cases)
     return {name.split()[0]: values for name, values in found.items()}
@@ -267,6 +267,11 @@ def evaluated(config: Config, args: argparse.Namespace) -> Iterator[tuple[dict[s
         yield row({"model": f"eviction, {policy}", "budget": config.budget, "cache": config.budget}, own), own
 
 
+def rows_at_once() -> int:
+    """Windows and prompts of a batch: the logits of 16 windows take 10 GB, which a CPU may not have."""
+    return 16 if best_device().type == "cuda" else 4
+
+
 def runs_to_show(config: Config, args: argparse.Namespace) -> Iterator[tuple[str, Path]]:
     """The named arms and seeds, and what was measured of others in the folder."""
     for name in ARMS:
@@ -278,7 +283,7 @@ def runs_to_show(config: Config, args: argparse.Namespace) -> Iterator[tuple[str
 
 def evicted_scores(config: Config, args: argparse.Namespace, teacher: LoadedModel, policy: str) -> Scores:
     """What the teacher keeps of needles and of continuations where a policy cuts its cache to the budget."""
-    recall = EvaluateConfig(("needle",), settings_of(config, args), batch=16)
+    recall = EvaluateConfig(("needle",), settings_of(config, args), batch=rows_at_once())
     spec = f"{policy}{',' if ':' in policy else ':'}budget={config.budget}"
     [_, needles] = evaluate(teacher, policies=[spec], config=recall, answers=args.work / "answers.jsonl")["rows"]
     own = {task.split()[0]: values_of(values) for task, values in needles["tasks"].items()}
