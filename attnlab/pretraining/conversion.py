@@ -20,6 +20,7 @@ from attnlab.adapters import LoadedModel, Plan, convert, is_converted, load_mode
 from attnlab.adapters.cache_bytes import cache_bytes
 from attnlab.adapters.distillation import STAGES, Distillation, HeldOut, Predictions, TokenRows, teach
 from attnlab.adapters.distillation.distill import KL, half_precision
+from attnlab.adapters.distillation.memory import step_bytes
 from attnlab.adapters.initialise import initialise_control, learned_parts
 from attnlab.adapters.load import max_length
 from attnlab.adapters.model_files import check_ids, unknown_tokens
@@ -29,7 +30,7 @@ from attnlab.data.text_folders import text_files, token_stream
 from attnlab.devices import multiplies_bfloat16
 from attnlab.pretraining.conversion_steps import planned_steps
 from attnlab.provenance import sync_folder, write_json
-from attnlab.sizes import check_bytes
+from attnlab.sizes import byte_text, check_bytes, memory_bytes
 from attnlab.training import Settings, list_checkpoints, read_metrics, read_result
 from attnlab.training.checkpoints import sweep
 from attnlab.training.launch import join_processes
@@ -246,12 +247,15 @@ def fitted_lengths(config: ConversionConfig, limit: int | None) -> ConversionCon
 
 
 def _check_batch(config: ConversionConfig, model: Any, device: torch.device) -> None:
-    """Refuse a batch that cannot fit: one vector for each token and layer is kept, unless layers are computed twice."""
-    tokens, width = config.settings.batch * config.settings.length, int(getattr(model.config, "hidden_size", 1))
-    layers = 1 if config.settings.checkpointing else len(adapter_of(model).sites())
-    check_bytes(
-        f"a batch of {tokens} tokens", 4 * layers * width * tokens, instead="make the batch smaller", device=device
-    )
+    """Refuse a step that cannot fit, and say what memory a large one takes: a system may end what takes too much."""
+    settings = config.settings
+    tokens = settings.batch * settings.length
+    weights = any(share and stage != "heads" for stage, share in config.stages)
+    size = step_bytes(model, settings, half=settings.half_on(device), weights=weights)
+    instead = "make the batch smaller" if settings.checkpointing else "make the batch smaller, or use checkpointing"
+    check_bytes(f"a step of {tokens:,} tokens", size, instead=instead, device=device)
+    if size > memory_bytes(str(device)) / 2:
+        say(f"a step of {tokens:,} tokens takes {byte_text(size)} of memory or more; to take less, {instead}")
 
 
 def _split(

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import attnlab as al
+from attnlab.pretraining import conversion
 from attnlab.pretraining.conversion import ConversionConfig, fitted_lengths
 from attnlab.training import RunError, list_checkpoints, read_metrics, read_result
 from tests.pretraining.conversions import SETTINGS, SPEC, config, files, halves, job
@@ -229,6 +230,14 @@ def test_bad_input_leaves_nothing(folder: Path, tmp_path: Path, changes: dict[st
     run_dir = tmp_path / "run"
     assert message in refused(folder, run_dir, **changes)
     assert not run_dir.exists()
+
+
+def test_memory_that_may_not_do_is_said_before_the_first_step(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversion, "memory_bytes", lambda device: 1000)
+    assert "no layer" in refused(folder, tmp_path / "run", mechanism=None, plan={"layers": {"7": SPEC}})
+    assert "of memory or more; to take less, make the batch smaller, or use checkpointing" in capfd.readouterr().err
 
 
 def test_rows_are_cut_to_the_models_positions_where_no_lengths_were_asked_for(folder: Path, tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""What a step of distillation is said to hold is what a step's rows keep, in every family."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import attnlab as al
+from attnlab.adapters.distillation import memory
+from attnlab.adapters.distillation.memory import step_bytes
+from tests.adapters.zoo import DECODERS, build
+
+ROWS, LENGTH = 3, 40
+
+
+def kept_by_rows(model: nn.Module) -> int:
+    """Bytes that a backward pass over some rows keeps, weights left out, counted by hand."""
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(t: Tensor) -> Tensor:
+        if t.untyped_storage().data_ptr() not in weights:
+            kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    body = getattr(model, model.base_model_prefix)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        output = body(input_ids=torch.ones(ROWS, LENGTH, dtype=torch.long), use_cache=False)
+    assert output is not None
+    return sum(kept.values())
+
+
+def settings(rows: int, **changes: bool) -> al.Distillation:
+    return al.Distillation(batch=rows, length=LENGTH, **changes)  # type: ignore[arg-type]
+
+
+def of_rows(model: nn.Module) -> float:
+    """What some more rows add."""
+    return step_bytes(model, settings(1 + ROWS)) - step_bytes(model, settings(1))
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_step_keeps_what_it_is_said_to(name: str) -> None:
+    model = build(name)
+    grown = of_rows(model)
+    # What does not grow with the rows (masks, tables) is not counted.
+    assert 0.95 * kept_by_rows(model) < grown < 1.02 * kept_by_rows(model)
+
+
+def test_what_learns_and_what_is_computed_twice_is_counted() -> None:
+    model = build("llama")
+    own, of_row = 4 * sum(p.numel() for p in model.parameters()), of_rows(model) / ROWS
+    assert step_bytes(model, settings(1)) == pytest.approx(5 * own + of_row)
+    assert step_bytes(model, settings(1), weights=False) == pytest.approx(2 * own + of_row)
+    assert step_bytes(model, al.Distillation(batch=1, length=LENGTH, lora=2)) == pytest.approx(2 * own + of_row)
+    assert step_bytes(model, settings(ROWS, checkpointing=True)) < step_bytes(model, settings(ROWS))
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_model_that_takes_no_ids_keeps_the_inputs_of_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("llama")
+
+    def refuse(*args: object) -> int:
+        raise TypeError("no input_ids")
+
+    monkeypatch.setattr(memory, "_saved", refuse)
+    assert of_rows(model) == 4 * model.config.num_hidden_layers * model.config.hidden_size * ROWS * LENGTH
