@@ -137,6 +137,10 @@ def task_of(model: str) -> str:
     return TASKS[kind]
 
 
+# Vectors of the model's width, in float32, that a layer keeps of a token at least: some 18, and 12 in half precision.
+VECTORS = 8
+
+
 def check_training_size(config: PretrainConfig, *, vocab: int) -> None:
     """Refuse a model or a batch that does not fit, before the text is read and before a weight is made."""
     if config.model.startswith(HUGGING_FACE):
@@ -150,8 +154,8 @@ def check_training_size(config: PretrainConfig, *, vocab: int) -> None:
     # The weights, their gradients and Adam's two means.
     instead = "take a smaller model, vocabulary or length"
     check_bytes(f"training {config.model}", 4 * 4 * parameters, instead=instead, device=device)
-    # One vector for each token and layer is kept for the backward pass.
-    states = 4 * layers * width * config.tokens // config.accumulate
+    # Of each token and layer the backward pass reads the inputs of norms and products: at least as many vectors.
+    states = 4 * VECTORS * layers * width * config.tokens // config.accumulate
     check_bytes(
         f"a batch of {config.tokens} tokens", states, instead="make the batch or its rows smaller", device=device
     )
