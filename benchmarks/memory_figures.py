@@ -55,8 +55,8 @@ def conversion_curves(rows: Sequence[Row], judged: Sequence[Row], length: int) -
     """Loss above the teacher's and needles found against the cache, a line for each kind of memory that was measured.
 
     A panel without a point, or of a loss after the cut without two kinds, is left out. Of eviction the best policy at
-    each budget is drawn: where the rows have none, the needles are those of the judge, whose policies have not seen the
-    question, as a memory has not.
+    each budget is drawn: the needles are those of the judge, whose policies have not seen the question, as a memory has
+    not, and of the rows only where it has none.
     """
     names = [*(_kind(row["model"]) for row in rows), EVICTION]
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(dict.fromkeys(names))}
@@ -75,8 +75,8 @@ def conversion_curves(rows: Sequence[Row], judged: Sequence[Row], length: int) -
         # After the cut one memory alone says nothing: that loss is there to be compared with eviction's.
         if len(set(points) - {TEACHER}) < (2 if column == "continuation_above" else 1):
             continue
-        if column == "needle" and EVICTION not in points:
-            points[EVICTION] = _best_judged(judged, length)
+        if column == "needle" and (known := _best_judged(judged, length)):
+            points[EVICTION] = known
         lines = [
             Line([100 * x for x in sorted(own)], [own[x] for x in sorted(own)], colours[name], name)
             for name, own in points.items()
