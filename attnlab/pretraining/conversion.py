@@ -127,7 +127,7 @@ def convert_model(
             if result is not None and (run_dir / "model").is_dir():
                 say(f"{run_dir} is finished; nothing to do")
                 return result
-            loaded = _loaded(config, process.device)
+            loaded = _loaded(config, process)
             asked, config = config, fitted_lengths(config, max_length(loaded.model))
             store, sums = token_stream(files, loaded.tokenizer, cache=tokens or run_dir / "tokens", leave_out=held)
             train, windows = _split(store.tokens, config, loaded)
@@ -207,7 +207,7 @@ def _nothing_left_of_a_refused_start(run_dir: Path) -> Iterator[None]:
         raise
 
 
-def _loaded(config: ConversionConfig, device: torch.device) -> LoadedModel:
+def _loaded(config: ConversionConfig, process: Any) -> LoadedModel:
     loaded = load_model(config.model)
     if loaded.task != "causal":
         raise ValueError(
@@ -217,8 +217,8 @@ def _loaded(config: ConversionConfig, device: torch.device) -> LoadedModel:
     if is_converted(loaded.model):
         raise ValueError(f"{config.model} is converted already; name the model it was made from")
     _check_rows(config, loaded.model)
-    _check_batch(config, loaded.model, device)
-    loaded.model.to(device)
+    _check_batch(config, loaded.model, process)
+    loaded.model.to(process.device)
     return loaded
 
 
@@ -246,15 +246,15 @@ def fitted_lengths(config: ConversionConfig, limit: int | None) -> ConversionCon
     )
 
 
-def _check_batch(config: ConversionConfig, model: Any, device: torch.device) -> None:
+def _check_batch(config: ConversionConfig, model: Any, process: Any) -> None:
     """Refuse a step that cannot fit, and say what memory a large one takes: a system may end what takes too much."""
     settings = config.settings
     tokens = settings.batch * settings.length
     weights = any(share and stage != "heads" for stage, share in config.stages)
-    size = step_bytes(model, settings, half=settings.half_on(device), weights=weights)
+    size = step_bytes(model, settings, process.device, processes=process.num_processes, weights=weights)
     instead = "make the batch smaller" if settings.checkpointing else "make the batch smaller, or use checkpointing"
-    check_bytes(f"a step of {tokens:,} tokens", size, instead=instead, device=device)
-    if size > memory_bytes(str(device)) / 2:
+    check_bytes(f"a step of {tokens:,} tokens", size, instead=instead, device=process.device)
+    if size > memory_bytes(str(process.device)) / 2:
         say(f"a step of {tokens:,} tokens takes {byte_text(size)} of memory or more; to take less, {instead}")
 
 

@@ -54,7 +54,12 @@ def test_what_learns_and_what_is_computed_twice_is_counted() -> None:
     assert step_bytes(model, settings(1)) == pytest.approx(5 * own + of_row)
     assert step_bytes(model, settings(1), weights=False) == pytest.approx(2 * own + of_row)
     assert step_bytes(model, al.Distillation(batch=1, length=LENGTH, lora=2)) == pytest.approx(2 * own + of_row)
+    assert step_bytes(model, settings(ROWS), processes=ROWS) == pytest.approx(5 * own + of_row)
     assert step_bytes(model, settings(ROWS, checkpointing=True)) < step_bytes(model, settings(ROWS))
+    half = al.Distillation(batch=1, length=LENGTH, precision="bf16")
+    assert 4.5 * own < step_bytes(model, half) < step_bytes(model, settings(1))
+    fused = al.Distillation(batch=1, length=LENGTH, compile=True, precision="no")
+    assert step_bytes(model, fused, torch.device("cuda")) == pytest.approx(5 * own + of_row / 2)
     assert all(p.grad is None for p in model.parameters())
 
 
