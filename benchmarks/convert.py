@@ -268,7 +268,7 @@ def evaluated(config: Config, args: argparse.Namespace) -> Iterator[tuple[dict[s
 
 
 def rows_at_once() -> int:
-    """Windows and prompts of a batch: the logits of 16 windows take 10 GB, which a CPU may not have."""
+    """Windows and prompts of a batch: few on a CPU, since each has a row of logits for every token."""
     return 16 if best_device().type == "cuda" else 4
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from attnlab.kernels.statistics_tiles_triton import seen_keys
+
 __all__ = ["backward_kv", "backward_q", "forward"]
 
 LOG2E: Any = tl.constexpr(1.4426950408889634)
@@ -34,15 +36,6 @@ def _place(Group, H, G):
     """The text and head of this program, and the row of its group's labels."""
     b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
     return b, h, b * G + tl.load(Group + h)
-
-
-@triton.jit
-def _seen(Visible, b, j, n_k, PADDED: tl.constexpr):
-    """Which of these keys exist and are visible. Others are not loaded, since NaN in them would spread."""
-    seen = j < n_k
-    if PADDED:
-        seen = tl.load(Visible + b * n_k + j, mask=seen, other=0) != 0
-    return seen
 
 
 @triton.jit
@@ -97,7 +90,7 @@ def forward(
     V += b * vb + h * vh
     for lo in range(0, last, BN):
         j = lo + tl.arange(0, BN)
-        seen = _seen(Visible, b, j, n_k, PADDED)
+        seen = seen_keys(Visible, b, j, n_k, PADDED)
         k = _tile(K + j[None, :] * kn + d[:, None], seen[None, :] & in_d[:, None], WHOLE)
         v = _tile(V + j[:, None] * vn + d[None, :], seen[:, None] & in_d[None, :], WHOLE)
         s = _hide(tl.dot(q, k, input_precision=PRECISION), i[:, None], j[None, :], seen[None, :], offset, CAUSAL, CUT)
@@ -186,7 +179,7 @@ def backward_q(
     V += b * vb + h * vh
     for lo in range(0, last, BN):
         j = lo + tl.arange(0, BN)
-        seen = _seen(Visible, b, j, n_k, PADDED)
+        seen = seen_keys(Visible, b, j, n_k, PADDED)
         k = _tile(K + j[None, :] * kn + d[:, None], seen[None, :] & in_d[:, None], WHOLE)
         v = _tile(V + j[None, :] * vn + d[:, None], seen[None, :] & in_d[:, None], WHOLE)
         s = _hide(tl.dot(q, k, input_precision=PRECISION), i[:, None], j[None, :], seen[None, :], offset, CAUSAL, CUT)
@@ -226,7 +219,7 @@ def backward_kv(
     b, h, bg = _place(Group, H, G)
     j, d = start + tl.arange(0, BN), tl.arange(0, BD)
     in_k, in_d = j < n_k, d < D
-    seen = _seen(Visible, b, j, n_k, PADDED)
+    seen = seen_keys(Visible, b, j, n_k, PADDED)
     shown = seen[:, None] & in_d[None, :]
     k = _tile(K + b * kb + h * kh + j[:, None] * kn + d[None, :], shown, WHOLE)
     v = _tile(V + b * vb + h * vh + j[:, None] * vn + d[None, :], shown, WHOLE)

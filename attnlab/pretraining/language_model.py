@@ -137,7 +137,7 @@ def task_of(model: str) -> str:
     return TASKS[kind]
 
 
-# Vectors of the width, in float32, that a layer keeps of a token at least: some 18, 12 in half precision, 7 compiled.
+# Vectors of the width, in float32, that a layer keeps of a token at least, compiled or in half precision too.
 VECTORS = 6
 
 

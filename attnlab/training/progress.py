@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 
 __all__ = ["ProgressLine"]
@@ -62,17 +62,13 @@ def _once(values: Mapping[str, float]) -> dict[str, float]:
     >>> _once({"valid/loss": 2.0, "valid/causal-lm": 2.0, "test/loss": 3.0, "test/mlm": 2.5, "test/guidance": 0.5})
     {'valid/loss': 2.0, 'test/loss': 3.0, 'test/mlm': 2.5, 'test/guidance': 0.5}
     """
-    names: dict[str, list[str]] = {}
-    for name in values:
-        names.setdefault(name.rpartition("/")[0], []).append(name)
-    alone = {
-        term
-        for of_set in names.values()
-        if len(of_set) == 2
-        for total, term in (of_set, of_set[::-1])
-        if total.rpartition("/")[2] == "loss" and values[total] == values[term]
-    }
-    return {name: value for name, value in values.items() if name not in alone}
+    sets = Counter(name.rpartition("/")[0] for name in values)
+
+    def repeats(name: str, value: float) -> bool:
+        own, _, term = name.rpartition("/")
+        return term != "loss" and sets[own] == 2 and value == values.get(f"{own}/loss")
+
+    return {name: value for name, value in values.items() if not repeats(name, value)}
 
 
 def duration(seconds: float) -> str:

@@ -25,7 +25,7 @@ from papers.abc.dense_attention import dense_attention
 from papers.abc.lm_config import CONFIGS, KEYS, NAME, NOTES, TABLES, AbcLmConfig, Variant, variants_of
 from papers.abc.lm_differences import differences
 from papers.abc.tables import Rows, curves, means, spread
-from papers.common.compiling import compiled_parts
+from papers.common.compiling import compiled_on_gpu
 from papers.common.row_store import Part
 from papers.common.wiki_corpus import WikiCorpus
 from papers.value_aware.causal_lm import Score, causal_loss, sliding_windows
@@ -97,8 +97,7 @@ def run_table(
     with ExitStack() as stack:
         for run in runs:
             stack.enter_context(dense_attention(run.model))
-        if config.compile and best_device().type == "cuda":
-            stack.enter_context(compiled_parts(run.model for run in runs))
+        stack.enter_context(compiled_on_gpu((run.model for run in runs), wanted=config.compile))
         _train_in_turn(training, runs, steps=steps, ends=began + TRAINING * seconds)
         training.score(runs)
 

@@ -21,7 +21,7 @@ from papers.abc.arms import held_out_curve
 from papers.abc.dense_attention import dense_attention
 from papers.abc.lm import Batches, LmRun, LmTraining, held_out_loss, start_from_trained
 from papers.abc.lm_config import TABLES, AbcLmConfig, Variant, tables_of
-from papers.common.compiling import compiled_parts
+from papers.common.compiling import compiled_on_gpu
 from papers.common.row_store import Part
 from papers.common.wiki_corpus import WikiCorpus
 
@@ -92,8 +92,7 @@ def run_arm(arm: LmArm, *, corpus: Path, work: Path, part: Part) -> None:
         _start(run, first, arm, work)
     with ExitStack() as stack:
         stack.enter_context(dense_attention(run.model))
-        if arm.config.compile and best_device().type == "cuda":
-            stack.enter_context(compiled_parts([run.model]))
+        stack.enter_context(compiled_on_gpu([run.model], wanted=arm.config.compile))
         valid = first.windows("valid", context=0)[0]
         folder = work / "runs" / arm.name
         outcome = train(

@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -33,7 +33,7 @@ from papers.abc.differences import pooled_deviation
 from papers.abc.encoder import SomeMasked, from_bert
 from papers.abc.lm_config import Variant
 from papers.abc.tables import Rows, curves, spread
-from papers.common.compiling import compiled_parts
+from papers.common.compiling import compiled_on_gpu
 from papers.common.finetuning import Tuning, tune_seeds
 from papers.common.row_store import Part
 from papers.common.wiki_corpus import WikiCorpus
@@ -167,8 +167,7 @@ def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part
             models[v.key].train()
             part.row("curves", model=v.model, n=v.n, seed=config.seed, step=step, loss=loss)
 
-    fused = config.compile and device.type == "cuda"
-    with dense(models.values()), compiled_parts(models.values()) if fused else nullcontext():
+    with dense(models.values()), compiled_on_gpu(models.values(), wanted=config.compile):
         fitted = fit(
             models,
             MlmSource(blocks, config.batch, vocab_size=tokeniser.vocab_size, seed=config.seed),

@@ -6,7 +6,6 @@ The same command goes on after a kill, and adds its rows to the results file, wh
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from papers.abc.arms import held_out_curve
 from papers.abc.encoder import SomeMasked, from_bert
 from papers.abc.lm_config import Variant
 from papers.abc.mlm import VARIANTS, AbcMlmConfig, converted, dense, fine_tune, masked_loss
-from papers.common.compiling import compiled_parts
+from papers.common.compiling import compiled_on_gpu
 from papers.common.row_store import Part
 from papers.common.wiki_corpus import WikiCorpus
 
@@ -103,8 +102,7 @@ def run_arm(arm: MlmArm, *, corpus: Path, glue: Path, model: Path, work: Path, p
 def _continue(arm: MlmArm, encoder: Transformer, stores: WikiCorpus, folder: Path) -> Outcome:
     config, tokeniser = arm.config, stores.tokeniser()
     blocks = Blocks(stores.store("train"), tokeniser.specials, length=config.length, seed=config.seed)
-    fused = config.compile and best_device().type == "cuda"
-    with dense([encoder]), compiled_parts([encoder]) if fused else nullcontext():
+    with dense([encoder]), compiled_on_gpu([encoder], wanted=config.compile):
         outcome = train(
             encoder,
             MlmSource(blocks, config.batch, vocab_size=tokeniser.vocab_size, seed=config.seed),

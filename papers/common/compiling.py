@@ -12,7 +12,7 @@ from torch import nn
 from attnlab.devices import best_device
 from attnlab.models.transformer import Block
 
-__all__ = ["compiled_blocks", "compiled_parts"]
+__all__ = ["compiled_on_gpu", "compiled_parts"]
 
 # Graphs of one function: one for each attention, shape of batch, and with or without gradients.
 MOST = 128
@@ -47,6 +47,6 @@ def compiled_parts(models: Iterable[nn.Module], *, losses: bool = True, backend:
             vars(head).pop("nll", None)
 
 
-def compiled_blocks(model: nn.Module, wanted: bool) -> AbstractContextManager[None]:
-    """On a GPU, the blocks of a masked model as compiled graphs where they are ``wanted``."""
-    return compiled_parts([model], losses=False) if wanted and best_device().type == "cuda" else nullcontext()
+def compiled_on_gpu(models: Iterable[nn.Module], *, wanted: bool, losses: bool = True) -> AbstractContextManager[None]:
+    """``compiled_parts`` on a GPU, where they are ``wanted``; elsewhere nothing is compiled."""
+    return compiled_parts(models, losses=losses) if wanted and best_device().type == "cuda" else nullcontext()

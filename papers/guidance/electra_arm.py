@@ -22,7 +22,7 @@ from attnlab.guidance import Guidance, GuidanceTerm, guide
 from attnlab.models import TransformerConfig
 from attnlab.pretraining import pattern_tokens
 from attnlab.training import Callback, Moment, Recipe, Schedule, Settings, every, read_metrics, train
-from papers.common.compiling import compiled_blocks
+from papers.common.compiling import compiled_on_gpu
 from papers.common.row_store import Part
 from papers.guidance.config import PAPER_LENGTH
 from papers.guidance.electra_model import Electra, ElectraOutput, GeneratedTokens, ReplacedTokens
@@ -114,7 +114,7 @@ def train_electra(
             pull = stack.enter_context(guide(half, arm.guidance(), tokens=pattern_tokens(tokeniser)))
             pull.name = f"guidance-{name}"
             pulls.append(pull)
-        stack.enter_context(compiled_blocks(model, arm.compile))
+        stack.enter_context(compiled_on_gpu([model], wanted=arm.compile, losses=False))
         outcome = train(
             model,
             _source(arm, tokeniser, stores["train"], shuffle=True),

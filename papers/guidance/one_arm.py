@@ -20,7 +20,7 @@ from attnlab.guidance import Guidance
 from attnlab.models import Transformer, TransformerConfig
 from attnlab.pretraining import PretrainConfig, pretrain
 from attnlab.training import Outcome, read_metrics
-from papers.common.compiling import compiled_blocks
+from papers.common.compiling import compiled_on_gpu
 from papers.common.finetuning import Tuning, tune_seeds
 from papers.common.row_store import Part
 from papers.effective.glue import TASKS, encode, read_glue
@@ -150,7 +150,7 @@ def train_arm(
 ) -> Transformer:
     """Train the arm, or go on with it, and note its row and its curve."""
     model = arm.model(vocab=tokeniser.vocab_size)
-    with compiled_blocks(model, arm.compile):
+    with compiled_on_gpu([model], wanted=arm.compile, losses=False):
         _, outcome = pretrain(
             arm.pretraining(),
             tokeniser=tokeniser,

@@ -9,13 +9,13 @@ from attnlab.adapters.distillation.settings import Distillation
 from attnlab.adapters.distillation.student import body_of
 from attnlab.adapters.protocol import adapter_of
 
-__all__ = ["step_bytes"]
+__all__ = ["saved_bytes", "step_bytes"]
 
 # Tokens of the two rows whose difference is counted: what does not grow with the row is no token's.
 SHORT, LONGER = 8, 24
 # The weights that change, beside the student's own: gradients and Adam's two means.
 BESIDE = 3
-# What compiled layers keep of what they would keep otherwise: 0.6 of it was measured, since some is computed again.
+# Compiled layers compute some again instead of keeping it: at least so much of the rest is taken to stay.
 COMPILED = 0.5
 
 
@@ -47,9 +47,9 @@ def step_bytes(
 def _kept(model: nn.Module, checkpointing: bool, half: bool) -> float:
     """Bytes of a token that are kept until the backward pass."""
     layers, width = len(adapter_of(model).sites()), int(getattr(getattr(model, "config", None), "hidden_size", 1))
-    inputs = 4 * layers * width
+    inputs, body = 4 * layers * width, body_of(model)
     try:
-        of_token = (_saved(model, LONGER, half) - _saved(model, SHORT, half)) / (LONGER - SHORT)
+        of_token = (saved_bytes(body, 1, LONGER, half=half) - saved_bytes(body, 1, SHORT, half=half)) / (LONGER - SHORT)
     except (TypeError, ValueError, RuntimeError):
         # A model that takes something else keeps at least the inputs of its layers.
         return inputs if not checkpointing else inputs / max(1, layers)
@@ -57,8 +57,8 @@ def _kept(model: nn.Module, checkpointing: bool, half: bool) -> float:
     return inputs + of_token / max(1, layers) if checkpointing else of_token
 
 
-def _saved(model: nn.Module, tokens: int, half: bool) -> int:
-    """Bytes that a backward pass over one row of tokens would read, without the weights."""
+def saved_bytes(model: nn.Module, rows: int, tokens: int, *, half: bool = False) -> int:
+    """Bytes that a backward pass over some rows of tokens would read, without the weights."""
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     saved: dict[int, int] = {}
 
@@ -69,14 +69,13 @@ def _saved(model: nn.Module, tokens: int, half: bool) -> int:
         return t
 
     device = next(model.parameters()).device
-    ids = torch.zeros(1, tokens, dtype=torch.long, device=device)
-    body = body_of(model)
+    ids = torch.zeros(rows, tokens, dtype=torch.long, device=device)
     with (
         torch.enable_grad(),
         torch.autograd.graph.saved_tensors_hooks(note, lambda t: t),
         torch.autocast(device.type, torch.bfloat16, enabled=half),
     ):
         # The output is held, so that no memory is used twice while it is counted.
-        output = body(input_ids=ids, use_cache=False)
+        output = model(input_ids=ids, use_cache=False)
     del output
     return sum(saved.values())
