@@ -13,7 +13,10 @@ from attnlab.kernels.hybrid.step_triton import take_and_read
 from attnlab.kernels.launching import Options, launch
 from attnlab.shapes import Float
 
-__all__ = ["hybrid_step"]
+__all__ = ["hybrid_step", "keys_at_once"]
+
+# The most keys that are read at once, and the bytes of as many.
+KEY_TILE, KEY_BYTES = 128, 16_384
 
 
 def hybrid_step(
@@ -87,15 +90,18 @@ def _options(
     dtype: torch.dtype,
 ) -> Options:  # fmt: skip
     """The constants of a step."""
-    key_tile = block
-    while key_tile < 64 and window % (2 * key_tile) == 0:
-        key_tile *= 2
-    heads_tile, sink_tile, slot_tile, columns = (
-        max(16, triton.next_power_of_2(size)) for size in (heads, sinks, slots, d)
+    heads_tile, sink_tile, slot_tile, columns, window_tile = (
+        max(16, triton.next_power_of_2(size)) for size in (heads, sinks, slots, d, window)
     )
     values = {
-        "R": heads, "RP": heads_tile, "W": window, "KT": key_tile, "C": block, "S": sinks, "SP": sink_tile, "N": slots,
-        "NP": slot_tile, "D": d, "BD": columns, "MASS": mass, "BY_KEY": by_key, "MASKED": masked,
-        "PREC": precision(dtype), "num_warps": 8 if slot_tile * columns >= 8192 else 4,
+        "R": heads, "RP": heads_tile, "W": window, "KT": min(keys_at_once(columns, dtype), window_tile), "C": block,
+        "S": sinks, "SP": sink_tile, "N": slots, "NP": slot_tile, "D": d, "BD": columns, "MASS": mass,
+        "BY_KEY": by_key, "MASKED": masked, "PREC": precision(dtype),
+        "num_warps": 8 if slot_tile * columns >= 8192 else 4,
     }  # fmt: skip
     return tuple(values.items())
+
+
+def keys_at_once(columns: int, dtype: torch.dtype) -> int:
+    """How many keys of a memory a program reads at once: the more there are on their way, the less it waits."""
+    return max(16, min(KEY_TILE, KEY_BYTES // (columns * dtype.itemsize)))

@@ -126,7 +126,7 @@ def take_and_read(
     for i in range(0, W, KT):
         held = i + tl.arange(0, KT)
         place = newest - ((newest - held) % W + W) % W
-        near = place >= start
+        near = (place >= start) & (held < W)
         near_k, _at_k = _load_tile(ring_k, row * W * D, held, D, D, BD, near)
         near_v, _at_v = _load_tile(ring_v, row * W * D, held, D, D, BD, near)
         of_window = tl.dot(query, tl.trans(near_k), input_precision=PREC) * scale

@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 
 from attnlab.kernels.hybrid.attention import dense_rows
+from attnlab.kernels.hybrid.step import keys_at_once
 from attnlab.kernels.launching import Options, launch
 from attnlab.kernels.select.step_triton import take_and_read
 from attnlab.shapes import Float
@@ -19,8 +20,10 @@ __all__ = ["select_step", "supports"]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Keys of a memory and widths of heads that the kernel holds.
 MOST_KEYS, MOST_WIDTH, MOST_GROUP = 1024, 256, 64
-# Keys that are compared or read at once.
-TILE = 64
+# Pairs of keys that a thread compares at once, and numbers of x.
+PAIRS, WIDTH_TILE = 64, 1024
+# A larger memory has twice the warps.
+FEW_KEYS = 128
 
 
 def supports(d: int, e: int, dtype: torch.dtype, *, keys: int, heads: int) -> bool:
@@ -83,7 +86,7 @@ def _launch_step(
             "kept_v": kept_v, "kept_score": kept_score, "kept_place": kept_place, "count": count, "out": out,
         },
         {**strides, "G": g, "M": width, "root": max(1, width) ** -0.5, "tokens": float(tokens), "scale": scale},
-        _options(d, e, h // g, keys, slots, window, block, sinks, visible is not None, q.dtype),
+        _options(d, e, h // g, width, keys, slots, window, block, sinks, visible is not None, q.dtype),
     )  # fmt: skip
 
 
@@ -96,15 +99,18 @@ _step = torch.library.custom_op(
 
 @lru_cache(maxsize=1024)
 def _options(
-    d: int, e: int, heads: int, keys: int, slots: int, window: int, block: int, sinks: int, masked: bool,
+    d: int, e: int, heads: int, width: int, keys: int, slots: int, window: int, block: int, sinks: int, masked: bool,
     dtype: torch.dtype,
 ) -> Options:  # fmt: skip
     """The constants of a step."""
     heads_tile, columns, value_columns = (max(16, triton.next_power_of_2(size)) for size in (heads, d, e))
     padded = max(16, triton.next_power_of_2(keys))
+    warps = 4 if padded <= FEW_KEYS else 8
     values = {
-        "R": heads, "RP": heads_tile, "C": keys, "CP": padded, "T": min(TILE, padded), "S": sinks, "N": slots,
-        "W": window, "B": block, "D": d, "BD": columns, "E": e, "BE": value_columns, "MT": 128, "MASKED": masked,
-        "PREC": "ieee" if dtype == torch.float32 else "tf32", "num_warps": 4,
+        "R": heads, "RP": heads_tile, "C": keys, "CP": padded, "T": min(32 * warps * PAIRS // padded, padded),
+        "TR": min(keys_at_once(max(columns, value_columns), dtype), padded), "S": sinks, "N": slots, "W": window,
+        "B": block, "D": d, "BD": columns, "E": e, "BE": value_columns,
+        "MT": max(16, min(WIDTH_TILE, triton.next_power_of_2(width))), "MASKED": masked,
+        "PREC": "ieee" if dtype == torch.float32 else "tf32", "num_warps": warps,
     }  # fmt: skip
     return tuple(values.items())

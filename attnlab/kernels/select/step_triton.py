@@ -12,9 +12,9 @@ FLOOR = tl.constexpr(-1e30)
 def take_and_read(
     q, k, v, x, visible, weight, recency, kept_k, kept_v, kept_score, kept_place, count, out,
     sqb, sqh, skb, skh, svb, svh, sxb, sob, soh, G, M, root, tokens, scale,
-    R: tl.constexpr, RP: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, T: tl.constexpr, S: tl.constexpr,
-    N: tl.constexpr, W: tl.constexpr, B: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
-    BE: tl.constexpr, MT: tl.constexpr, MASKED: tl.constexpr, PREC: tl.constexpr,
+    R: tl.constexpr, RP: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, T: tl.constexpr, TR: tl.constexpr,
+    S: tl.constexpr, N: tl.constexpr, W: tl.constexpr, B: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
+    E: tl.constexpr, BE: tl.constexpr, MT: tl.constexpr, MASKED: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """Score the new token, drop what has left the window and is not selected, put the token in a free place, read."""
     g, b = tl.program_id(0), tl.program_id(1)
@@ -23,13 +23,13 @@ def take_and_read(
     seen = p >= 0
     if MASKED:
         seen = tl.load(visible + b) != 0
-    u = 0.0
+    products = tl.zeros([MT], dtype=tl.float32)
     for lo in range(0, M, MT):
         at = lo + tl.arange(0, MT)
         xs = tl.load(x + b * sxb + at, mask=at < M, other=0.0).to(tl.float32)
         ws = tl.load(weight + g * M + at, mask=at < M, other=0.0).to(tl.float32)
-        u += tl.sum(xs * ws)
-    u = u * root + tl.load(recency + g).to(tl.float32) * p.to(tl.float32) / tokens
+        products += xs * ws
+    u = tl.sum(products) * root + tl.load(recency + g).to(tl.float32) * p.to(tl.float32) / tokens
 
     # Which keys stay: of those before the window the N highest scores, the later of equal ones first.
     i = tl.arange(0, CP)
@@ -76,15 +76,19 @@ def take_and_read(
     largest = tl.full([RP], FLOOR, dtype=tl.float32)
     total = tl.zeros([RP], dtype=tl.float32)
     acc = tl.zeros([RP, BE], dtype=tl.float32)
-    for lo in range(0, CP, T):
-        j = lo + tl.arange(0, T)
-        shown = tl.load(kept_place + row * C + j, mask=j < C, other=-1) >= 0
+    for lo in range(0, CP, TR):
+        j = lo + tl.arange(0, TR)
+        held = j < C
+        # All are asked for at once: none waits to know which are shown.
+        shown = tl.load(kept_place + row * C + j, mask=held, other=-1) >= 0
         keys = tl.load(
-            kept_k + (row * C + j)[:, None] * D + d[None, :], mask=shown[:, None] & (d < D)[None, :], other=0.0
+            kept_k + (row * C + j)[:, None] * D + d[None, :], mask=held[:, None] & (d < D)[None, :], other=0.0
         )
         values = tl.load(
-            kept_v + (row * C + j)[:, None] * E + e[None, :], mask=shown[:, None] & (e < E)[None, :], other=0.0
+            kept_v + (row * C + j)[:, None] * E + e[None, :], mask=held[:, None] & (e < E)[None, :], other=0.0
         )
+        # What is not shown may be no number.
+        values = tl.where(shown[:, None], values, 0.0)
         s = tl.dot(rows, tl.trans(keys), input_precision=PREC) * scale
         s = tl.where(shown[None, :], s, FLOOR)
         above = tl.maximum(largest, tl.max(s, 1))

@@ -165,17 +165,19 @@ def test_the_mechanism_takes_them_where_they_serve(padded: str, on_gpu: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("spec", "holes"),
+    ("spec", "holes", "prompt"),
     [
-        ("abc-hybrid:slots=5,window=32,sinks=3", True),
-        ("abc-hybrid:slots=5,window=16,sinks=20,mass=false", False),
-        ("abc-hybrid:slots=3,window=16,sinks=1,control=x", True),
-        ("abc-hybrid:slots=0,window=16,sinks=3", False),
+        ("abc-hybrid:slots=5,window=32,sinks=3", True, 29),
+        ("abc-hybrid:slots=5,window=16,sinks=20,mass=false", False, 29),
+        ("abc-hybrid:slots=3,window=16,sinks=1,control=x", True, 29),
+        ("abc-hybrid:slots=0,window=16,sinks=3", False, 29),
+        # A window of more keys than are read at once, and of no multiple of these.
+        ("abc-hybrid:slots=2,window=176,sinks=3", True, 170),
     ],
 )
-def test_steps_equal_the_whole(spec: str, holes: bool, on_gpu: pytest.MonkeyPatch) -> None:
+def test_steps_equal_the_whole(spec: str, holes: bool, prompt: int, on_gpu: pytest.MonkeyPatch) -> None:
     """A prefill by the kernels or, with holes, without, then token after token; hidden ones may be NaN."""
-    call, mech = call_of(51, holes=holes), al.mechanism(spec)
+    call, mech = call_of(prompt + 22, holes=holes), al.mechanism(spec)
     with torch.no_grad():
         on_gpu.setattr(hybrid_kernels, "kernels_take", lambda _: False)
         whole = mech(call)
@@ -184,7 +186,7 @@ def test_steps_equal_the_whole(spec: str, holes: bool, on_gpu: pytest.MonkeyPatc
             hidden = ~call.key_visible[:, None, :, None]
             call = replace(call, k=call.k.masked_fill(hidden, torch.nan), v=call.v.masked_fill(hidden, torch.nan))
         cache, parts = mech.make_cache(2, 0), []
-        for lo, hi in [(0, 29)] + [(t, t + 1) for t in range(29, 51)]:
+        for lo, hi in [(0, prompt)] + [(t, t + 1) for t in range(prompt, prompt + 22)]:
             fields = {name: getattr(call, name)[:, :, lo:hi] for name in ("q", "k", "v")}
             seen = None if call.key_visible is None else call.key_visible[:, lo:hi]
             part = replace(call, **fields, x=call.x[:, lo:hi], key_visible=seen)
