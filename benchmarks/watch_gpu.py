@@ -164,7 +164,7 @@ def tile_row(call: al.AttentionCall, text: Text, name: str, tile: tuple[int, ...
         RANKED: _first_pass(call, text, norm_largest=True, squares=True),
         COLUMNS: partial(statistics.column_statistics, call, lse, received=True, block=256, first=0),
     }
-    timed: Row = {"D": width, **dict(zip(statistics_tiles.Tile._fields, tile, strict=True))}
+    timed: Row = {"D": width, **statistics_tiles.Tile(*tile)._asdict()}
     jobs = {kind: job for kind, job in jobs.items() if (kind == COLUMNS) == (name == COLUMNS)}
     for kept in kinds:
         kept[width] = statistics_tiles.Tile(*tile)

@@ -22,7 +22,9 @@ __all__ = [
     "ROW_TILE",
     "SMALL_COLUMN_TILE",
     "WIDEST",
+    "Bins",
     "Tile",
+    "bins_of",
     "column_options",
     "flags_of",
     "padded_width",
@@ -39,7 +41,7 @@ WIDEST = 128
 class Tile(NamedTuple):
     """Rows and keys of a tile (in the second pass keys and rows), warps, stages, and numbers that a sum is kept as.
 
-    ``registers`` is the most that a thread may have; 0 leaves it to the compiler.
+    ``registers`` is the most that a thread may have; 0 leaves it to the compiler. ``span``: tiles that a bin reaches over.
     """
 
     rows: int
@@ -48,6 +50,17 @@ class Tile(NamedTuple):
     stages: int
     fold: int = 8
     registers: int = 0
+    span: int = 1
+
+
+class Bins(NamedTuple):
+    """Keys among which only the largest score is kept at first: ``parts`` bins take turns, each of ``keys`` keys."""
+
+    parts: int
+    keys: int
+
+    def count(self, n_k: int) -> int:
+        return triton.cdiv(n_k, self.parts * self.keys) * self.parts
 
 
 # By the widest head: tiles of the first pass, of the first pass that also ranks by lengths, and of the second pass.
@@ -66,6 +79,8 @@ EXACT_TILE = Tile(32, 32, 4, 2, 1)
 FEWEST_COLUMNS, OWN_COLUMNS = 16, 4
 # Keys of a program that prepares them are those of a tile.
 PREPARED_WARPS = 4
+# Whether each thread has bins of its own.
+PARTED = True
 # What a call is compiled for.
 FLAGS = ("CAUSAL", "PADDED", "MASKED", "BIASED", "CUT", "WHOLE", "EXACT")
 
@@ -86,6 +101,12 @@ def row_tile(call: AttentionCall, v: Tensor, ranked: bool) -> Tile:
     return (
         tile if not tile.registers or (call.causal and whole) else tile._replace(registers=max(tile.registers, ROOMY))
     )
+
+
+def bins_of(tile: Tile) -> Bins:
+    """The bins of a tile of the first pass: of the keys that one thread holds, where threads hold sums alone."""
+    parts = 4 if PARTED and _fold(tile) == 4 else 1
+    return Bins(parts, tile.keys * tile.span // parts)
 
 
 def flags_of(call: AttentionCall, tile: Tile, v: Tensor) -> tuple[bool, ...]:
@@ -111,7 +132,8 @@ def row_options(
     """The constants of the first pass; ``apart``: how far a key and a value are from the next."""
     named = dict(zip((*FLAGS, "NEAR", "NORM", "SQUARES"), (*flags, *asked), strict=True))
     widths = {"D": d, "E": e, "BD": padded_width(d), "BE": padded_width(e)}
-    return _options(named | widths, tile, {"N": n, "MS": width, "KN": apart[0], "VN": apart[1]})
+    last = {"PARTS": bins_of(tile).parts, "SPAN": tile.span}
+    return _options(named | widths, tile, last | {"N": n, "MS": width, "KN": apart[0], "VN": apart[1]})
 
 
 @functools.cache
@@ -143,8 +165,12 @@ def _rows_of_warps(tile: Tile) -> bool:
     return tile.rows >= 16 * tile.warps and torch.cuda.get_device_capability()[0] >= 9
 
 
+def _fold(tile: Tile) -> int:
+    return tile.fold if _rows_of_warps(tile) else 1
+
+
 def _options(named: dict[str, Any], tile: Tile, last: dict[str, int]) -> Options:
-    tiles = {"BM": tile.rows, "BN": tile.keys, "FOLD": tile.fold if _rows_of_warps(tile) else 1}
+    tiles = {"BM": tile.rows, "BN": tile.keys, "FOLD": _fold(tile)}
     how = {"num_warps": tile.warps, "num_stages": tile.stages}
     if tile.registers:
         how["maxnreg"] = tile.registers
