@@ -41,7 +41,8 @@ WIDEST = 128
 class Tile(NamedTuple):
     """Rows and keys of a tile (in the second pass keys and rows), warps, stages, and numbers that a sum is kept as.
 
-    ``registers`` is the most that a thread may have; 0 leaves it to the compiler. ``span``: tiles that a bin reaches over.
+    ``registers`` is the most that a thread may have; 0 leaves it to the compiler. ``span``: how many tiles a bin of keys
+    reaches over.
     """
 
     rows: int
@@ -64,7 +65,7 @@ class Bins(NamedTuple):
 
 
 # By the widest head: tiles of the first pass, of the first pass that also ranks by lengths, and of the second pass.
-ROW_TILE = {64: Tile(64, 64, 4, 2, 4, 128), WIDEST: Tile(64, 64, 4, 2, 4)}
+ROW_TILE = {64: Tile(64, 64, 4, 2, 4, 128, span=2), WIDEST: Tile(64, 64, 4, 2, 4, span=2)}
 RANKED_ROW_TILE = {64: Tile(64, 128, 4, 2, 4), WIDEST: Tile(64, 64, 4, 2)}
 # Of the first pass where a mask or a bias is read, which takes registers.
 MASKED_ROW_TILE = {64: Tile(64, 64, 4, 2, 4), WIDEST: Tile(64, 64, 4, 2)}
@@ -79,7 +80,7 @@ EXACT_TILE = Tile(32, 32, 4, 2, 1)
 FEWEST_COLUMNS, OWN_COLUMNS = 16, 4
 # Keys of a program that prepares them are those of a tile.
 PREPARED_WARPS = 4
-# Whether each thread has bins of its own.
+# Whether the keys of a row are parted into bins as threads hold them.
 PARTED = True
 # What a call is compiled for.
 FLAGS = ("CAUSAL", "PADDED", "MASKED", "BIASED", "CUT", "WHOLE", "EXACT")
@@ -104,7 +105,7 @@ def row_tile(call: AttentionCall, v: Tensor, ranked: bool) -> Tile:
 
 
 def bins_of(tile: Tile) -> Bins:
-    """The bins of a tile of the first pass: of the keys that one thread holds, where threads hold sums alone."""
+    """The bins of the first pass: the keys of one thread, where each has sums of its own, else whole tiles."""
     parts = 4 if PARTED and _fold(tile) == 4 else 1
     return Bins(parts, tile.keys * tile.span // parts)
 

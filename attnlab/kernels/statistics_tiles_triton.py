@@ -152,11 +152,9 @@ def no_bins(BM: tl.constexpr, PARTS: tl.constexpr):
 def keep_bins(top, number, best, bin_mask, PARTS: tl.constexpr, N: tl.constexpr):
     """The lists with one bin more, whose largest score is ``top``: no branch, and no exchange between threads.
 
-    A bin's number is in the last bits; with PARTS there is a list of each thread.
+    A bin's number is in the last bits; with PARTS there is a list of each thread, whose own number comes at the end.
     """
-    if PARTS > 1:
-        number = number * PARTS + tl.arange(0, PARTS)[None, :]
-    value = ((top.to(tl.int32, bitcast=True) & (-1 - bin_mask)) | number).to(tl.float32, bitcast=True)
+    value = ((top.to(tl.int32, bitcast=True) & (-1 - bin_mask)) | number * PARTS).to(tl.float32, bitcast=True)
     new_best = ()
     for r in tl.static_range(N):
         new_best = new_best + (tl.maximum(best[r], value),)  # noqa: RUF005
@@ -208,6 +206,12 @@ def store_bins(
     """The bins as they were kept, and the rank of each row among those of its bin, in any order."""
     column = tl.arange(0, N)
     kept = tl.full([BM, N], EMPTY, tl.float32)
+    if PARTS > 1:
+        lists = ()
+        for r in tl.static_range(N):
+            value = best[r].to(tl.int32, bitcast=True) | tl.arange(0, PARTS)[None, :]
+            lists = lists + (value.to(tl.float32, bitcast=True),)  # noqa: RUF005
+        best = lists
     for r in tl.static_range(N):
         top = top_of_rows(best[0] if PARTS > 1 else best[r], PARTS)
         kept = tl.where((column == r)[None, :], top[:, None], kept)

@@ -3,8 +3,9 @@
 
 Sums over a row that weigh each key by a number of its own (its length, its place in the tile, whether it is in a set)
 are one product with a narrow matrix, ``Side``. In float32 the largest scores of a row are kept in registers, sorted
-downwards. In half precision only the tiles are kept that hold them, by their largest scores: a tile's number stands in
-the last bits of its score, and ``statistics_largest_triton`` makes the scores of these few tiles again.
+downwards. In half precision only the bins of keys are kept that hold them, by their largest scores: a bin's number
+stands in the last bits of its score, and ``statistics_largest_triton`` makes the scores of these few bins again. Of four
+threads that hold a row each has bins of its own, so that bins are small and lists are made without an exchange.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from attnlab.kernels.statistics_tiles_triton import (
     seen_keys,
     store_bins,
     store_keys,
-    top_of_rows,
     tops,
     unfold,
 )
@@ -193,6 +193,7 @@ def rows(
         V -= BN * VN
         Side -= BN * MS
         top = tops(s, BM, BN, PARTS)
+        # From the same maxima of threads, which the compiler takes once.
         highest = tl.max(s, 1)
         new = tl.maximum(base, highest * c - LIFT)
         p = tl.exp2(s * c - new[:, None])
@@ -232,9 +233,9 @@ def rows(
             if NORM:
                 norm_best, norm_at = keep_keys(normed, norm_top, j, norm_best, norm_at, N, N)
         else:
-            in_bins = tl.maximum(in_bins, top)
+            in_bins = top if SPAN == 1 else tl.maximum(in_bins, top)
             if NORM:
-                norm_in_bins = tl.maximum(norm_in_bins, norm_top)
+                norm_in_bins = norm_top if SPAN == 1 else tl.maximum(norm_in_bins, norm_top)
             # The tile is the last of its bins.
             if number % SPAN == 0:
                 best = keep_bins(in_bins, number // SPAN, best, bin_mask, PARTS, N)
