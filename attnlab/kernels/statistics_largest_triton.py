@@ -127,14 +127,14 @@ def scored(
 
 @triton.jit
 def _insert_more(
-    Candidates, best, at, exists, bin, PLACE: tl.constexpr, ROOM: tl.constexpr, KEYS: tl.constexpr, N: tl.constexpr
+    Candidates, s, best, at, exists, bin, PLACE: tl.constexpr, ROOM: tl.constexpr, KEYS: tl.constexpr, N: tl.constexpr
 ):  # fmt: skip
-    """The lists with the scores of bins from PLACE on, ROOM in all, as long as some row's is large enough."""
-    s = tl.load(Candidates + PLACE, mask=exists, other=HIDDEN)
+    """The lists with the scores of bins from ``s`` at PLACE on, ROOM in all, as long as some row's is large enough."""
     if tl.max((s > best[N - 1]).to(tl.int32), 0) > 0:
         best, at = insert(best, at, s, bin * KEYS + (s.to(tl.int32, bitcast=True) & (KEYS - 1)), N)
         if PLACE + 1 < ROOM:
-            best, at = _insert_more(Candidates, best, at, exists, bin, PLACE + 1, ROOM, KEYS, N)
+            s = tl.load(Candidates + PLACE + 1, mask=exists, other=HIDDEN)
+            best, at = _insert_more(Candidates, s, best, at, exists, bin, PLACE + 1, ROOM, KEYS, N)
     return best, at
 
 
@@ -156,16 +156,18 @@ def chosen(
     Candidates += (tl.program_id(1).to(tl.int64) * n_q + i) * (N * N)
     lse = tl.load(Lse + (number % heads) * n_q + i, mask=inside, other=float("inf"))
     best, at = empty_list(BM, N)
-    bins, there = (), ()
+    bins, there, second = (), (), ()
     for r in tl.static_range(N):
         kept = tl.load(Bins + row * N + r, mask=inside, other=EMPTY)
         there = there + (inside & (kept > EMPTY),)  # noqa: RUF005
         bins = bins + (bin_of(kept, n_bins, bin_mask),)  # noqa: RUF005
         s = tl.load(Candidates + r * N, mask=there[r], other=HIDDEN)
+        if N > 1:
+            second = second + (tl.load(Candidates + r * N + 1, mask=there[r], other=HIDDEN),)  # noqa: RUF005
         best, at = insert(best, at, s, bins[r] * KEYS + (s.to(tl.int32, bitcast=True) & (KEYS - 1)), N)
     # A bin's second largest is seldom among the row's.
     for r in tl.static_range(N - 1):
-        best, at = _insert_more(Candidates + r * N, best, at, there[r], bins[r], 1, N - r, KEYS, N)
+        best, at = _insert_more(Candidates + r * N, second[r], best, at, there[r], bins[r], 1, N - r, KEYS, N)
     for r in tl.static_range(N):
         weight = tl.exp2(best[r] * (scale * LOG2E) - lse)
         key = first_of_bin(at[r] // KEYS, KEYS, PARTS) + bin_place(at[r] % KEYS, PARTS)

@@ -41,8 +41,8 @@ WIDEST = 128
 class Tile(NamedTuple):
     """Rows and keys of a tile (in the second pass keys and rows), warps, stages, and numbers that a sum is kept as.
 
-    ``registers`` is the most that a thread may have; 0 leaves it to the compiler. ``span``: how many tiles a bin of keys
-    reaches over.
+    ``registers`` is the most that a thread may have; 0 leaves it to the compiler. ``span``: how many tiles a bin of
+    keys reaches over.
     """
 
     rows: int

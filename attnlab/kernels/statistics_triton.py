@@ -4,8 +4,8 @@
 Sums over a row that weigh each key by a number of its own (its length, its place in the tile, whether it is in a set)
 are one product with a narrow matrix, ``Side``. In float32 the largest scores of a row are kept in registers, sorted
 downwards. In half precision only the bins of keys are kept that hold them, by their largest scores: a bin's number
-stands in the last bits of its score, and ``statistics_largest_triton`` makes the scores of these few bins again. Of four
-threads that hold a row each has bins of its own, so that bins are small and lists are made without an exchange.
+stands in the last bits of its score, and ``statistics_largest_triton`` makes the scores of these few bins again. Of
+the four threads that hold a row, each has bins of its own: bins are small, and lists are made without an exchange.
 """
 
 from __future__ import annotations
