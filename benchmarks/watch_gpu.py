@@ -47,15 +47,15 @@ DENSE = 4096
 # Columns of ``times`` that the summary has.
 IN_SUMMARY = ("rows", "rows and squares", "rows ranked by lengths", "keys and squares", "removed share", "everything")
 # By the pass and the width of a head: rows, keys, warps, stages, numbers that a sum is kept as, registers of a thread
-# (0: any). A tile of the first pass serves both rankings.
+# (0: any), tiles that a bin reaches over. A tile of the first pass serves both rankings.
 ROWS, RANKED, COLUMNS = PASSES = "rows", "rows ranked by lengths", "columns"
 TILES = {
     (ROWS, 64): (
-        (64, 128, 4, 2, 4, 0), (64, 128, 4, 2, 1, 0), (64, 64, 4, 2, 4, 128), (64, 64, 4, 3, 4, 168),
-        (128, 64, 8, 2, 4, 128), (128, 64, 8, 3, 4, 128),
+        (64, 128, 4, 2, 4, 0), (64, 128, 4, 2, 4, 0, 2), (64, 64, 4, 2, 4, 128), (64, 64, 4, 2, 4, 128, 2),
+        (64, 64, 4, 2, 4, 128, 4), (64, 64, 4, 3, 4, 168, 2), (128, 64, 8, 3, 4, 128, 2),
     ),
     (COLUMNS, 64): ((64, 128, 4, 3, 8, 0), (64, 128, 4, 2, 8, 128), (64, 64, 4, 3, 8, 96), (128, 128, 4, 2, 8, 0)),
-    (ROWS, 128): ((64, 64, 4, 2, 4, 0), (64, 64, 4, 2, 8, 0)),
+    (ROWS, 128): ((64, 64, 4, 2, 4, 0), (64, 64, 4, 2, 4, 0, 2), (64, 64, 4, 2, 8, 0)),
     (COLUMNS, 128): ((64, 64, 4, 2, 8, 0), (64, 64, 4, 3, 8, 0)),
 }  # fmt: skip
 
@@ -164,7 +164,7 @@ def tile_row(call: al.AttentionCall, text: Text, name: str, tile: tuple[int, ...
         RANKED: _first_pass(call, text, norm_largest=True, squares=True),
         COLUMNS: partial(statistics.column_statistics, call, lse, received=True, block=256, first=0),
     }
-    timed: Row = {"D": width, **dict(zip(statistics_tiles.Tile._fields, tile, strict=True))}
+    timed: Row = {"D": width, **statistics_tiles.Tile(*tile)._asdict()}
     jobs = {kind: job for kind, job in jobs.items() if (kind == COLUMNS) == (name == COLUMNS)}
     for kept in kinds:
         kept[width] = statistics_tiles.Tile(*tile)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attnlab.attention import AttentionCall
 from attnlab.kernels.launching import launch
-from attnlab.kernels.statistics_largest import Scored, largest_in_tiles
+from attnlab.kernels.statistics_largest import Scored, largest_in_bins
 from attnlab.kernels.statistics_tiles import (
     COLUMN_TILE,
     FEWEST_COLUMNS,
@@ -25,6 +25,7 @@ from attnlab.kernels.statistics_tiles import (
     SMALL_COLUMN_TILE,
     WIDEST,
     Tile,
+    bins_of,
     column_options,
     flags_of,
     padded_width,
@@ -119,8 +120,8 @@ def row_statistics(
     q, k, v = _rows_contiguous(call.q, call.k, call.v)
     (b, h, n_q, d), (n_k, e), m = q.shape, v.shape[2:], members.shape[-1]
     n, tile = triton.next_power_of_2(largest), row_tile(call, v, norm_largest)
-    n_tiles = triton.cdiv(n_k, tile.keys)
-    tile_mask = triton.next_power_of_2(n_tiles) - 1
+    n_bins = bins_of(tile).count(n_k)
+    bin_mask = triton.next_power_of_2(n_bins) - 1
     key_places, query_places = (q, q) if places is None else (t.int().contiguous() for t in places)
     with torch.cuda.device_of(q):
         keys = _prepare(call, v, key_places, members, sinks, tile)
@@ -129,7 +130,7 @@ def row_statistics(
         out = out.transpose(1, 2)
         by_row = dict(zip(BY_ROW, _numbers_of_rows(len(BY_ROW), b, h, n_q, q.device), strict=True))
         sets = torch.empty(b, h, n_q, m, device=q.device)
-        kept = _Lists.made(2 if norm_largest else 1, (b, h, n_q, n), n_tiles, q.device)
+        kept = _Lists.made(2 if norm_largest else 1, (b, h, n_q, n), n_bins, q.device)
         pairs = _pairs(call)
         # The last key that causality shows each query, and those that fill up a tile.
         reach = torch.arange(call.offset, call.offset + n_q + MOST_ROWS, dtype=torch.int32, device=q.device)
@@ -145,7 +146,7 @@ def row_statistics(
                 "NormLargest": kept.values[-1], "NormPlaces": kept.places[-1], "Counts": kept.counts,
             },
             dict(zip(ROW_STRIDES, strides + pairs.strides, strict=True)) | _sizes(call)
-            | {"recent": recent, "n_sets": m, "tile_mask": tile_mask},
+            | {"recent": recent, "n_sets": m, "bin_mask": bin_mask},
             row_options(
                 flags_of(call, tile, v), (near, norm_largest, squares), d, e, tile, n, keys.side.shape[-1],
                 (k.stride(2), keys.values.stride(2)),
@@ -154,8 +155,9 @@ def row_statistics(
         if near and call.causal and call.key_visible is None:
             _recent(call, q, k, pairs, by_row["Lse"], by_row["Recent"], recent)
         if q.dtype != torch.float32:
-            made_of = _scores_of(call, q, k, pairs, tile)
-            largest_in_tiles(made_of, kept.values, kept.places, kept.counts, by_row["Lse"], keys.log_norms)
+            bins = bins_of(tile)
+            made_of = _scores_of(call, q, k, pairs, tile._replace(keys=bins.parts * bins.keys))
+            largest_in_bins(made_of, bins, kept.values, kept.places, kept.counts, by_row["Lse"], keys.log_norms)
     lists = [t[..., :largest] for pair in zip(kept.values, kept.places, strict=True) for t in pair]
     made = RowStatistics._make([out, *by_row.values(), sets, *lists, *([None] * (4 - len(lists)))])
     return made if squares else made._replace(sum_of_squares=None)
@@ -240,7 +242,7 @@ def _numbers_of_rows(count: int, b: int, h: int, n_q: int, device: torch.device)
 
 
 class _Lists(NamedTuple):
-    """Room for the largest weights and their keys; in half precision for tiles, ranks, and how many rows have a tile.
+    """Room for the largest weights and their keys; in half precision for bins, ranks, and how many rows have a bin.
 
     There is one list of each row, or a second one that is ranked by lengths of values.
     """
@@ -250,11 +252,11 @@ class _Lists(NamedTuple):
     counts: Int[Tensor, "r b h t"]
 
     @classmethod
-    def made(cls, rankings: int, shape: tuple[int, ...], n_tiles: int, device: torch.device) -> _Lists:
+    def made(cls, rankings: int, shape: tuple[int, ...], n_bins: int, device: torch.device) -> _Lists:
         values = torch.empty(rankings, *shape, device=device)
         places = torch.empty(rankings, *shape, dtype=torch.int32, device=device)
         # One more counts the places of a list that stay empty.
-        return cls(values, places, torch.zeros(rankings, *shape[:2], n_tiles + 1, dtype=torch.int32, device=device))
+        return cls(values, places, torch.zeros(rankings, *shape[:2], n_bins + 1, dtype=torch.int32, device=device))
 
 
 class _Pairs(NamedTuple):
@@ -268,7 +270,7 @@ def _scores_of(call: AttentionCall, q: Tensor, k: Tensor, pairs: _Pairs, tile: T
     """What the scores of a tile are made of."""
     numbers = dict(zip(PASS_STRIDES, [*q.stride()[:3], *k.stride()[:3], *pairs.strides], strict=True)) | _sizes(call)
     flags = dict(zip(FLAGS, flags_of(call, tile, q), strict=True)) | {"D": q.shape[-1], "BD": padded_width(q.shape[-1])}
-    return Scored({"Q": q, "K": k, **pairs.tensors}, numbers, flags, tile.keys)
+    return Scored({"Q": q, "K": k, **pairs.tensors}, numbers, flags)
 
 
 def _recent(

@@ -22,7 +22,9 @@ __all__ = [
     "ROW_TILE",
     "SMALL_COLUMN_TILE",
     "WIDEST",
+    "Bins",
     "Tile",
+    "bins_of",
     "column_options",
     "flags_of",
     "padded_width",
@@ -39,7 +41,8 @@ WIDEST = 128
 class Tile(NamedTuple):
     """Rows and keys of a tile (in the second pass keys and rows), warps, stages, and numbers that a sum is kept as.
 
-    ``registers`` is the most that a thread may have; 0 leaves it to the compiler.
+    ``registers`` is the most that a thread may have; 0 leaves it to the compiler. ``span``: how many tiles a bin of
+    keys reaches over.
     """
 
     rows: int
@@ -48,10 +51,21 @@ class Tile(NamedTuple):
     stages: int
     fold: int = 8
     registers: int = 0
+    span: int = 1
+
+
+class Bins(NamedTuple):
+    """Keys among which only the largest score is kept at first: ``parts`` bins take turns, each of ``keys`` keys."""
+
+    parts: int
+    keys: int
+
+    def count(self, n_k: int) -> int:
+        return triton.cdiv(n_k, self.parts * self.keys) * self.parts
 
 
 # By the widest head: tiles of the first pass, of the first pass that also ranks by lengths, and of the second pass.
-ROW_TILE = {64: Tile(64, 64, 4, 2, 4, 128), WIDEST: Tile(64, 64, 4, 2, 4)}
+ROW_TILE = {64: Tile(64, 64, 4, 2, 4, 128, span=2), WIDEST: Tile(64, 64, 4, 2, 4, span=2)}
 RANKED_ROW_TILE = {64: Tile(64, 128, 4, 2, 4), WIDEST: Tile(64, 64, 4, 2)}
 # Of the first pass where a mask or a bias is read, which takes registers.
 MASKED_ROW_TILE = {64: Tile(64, 64, 4, 2, 4), WIDEST: Tile(64, 64, 4, 2)}
@@ -66,6 +80,8 @@ EXACT_TILE = Tile(32, 32, 4, 2, 1)
 FEWEST_COLUMNS, OWN_COLUMNS = 16, 4
 # Keys of a program that prepares them are those of a tile.
 PREPARED_WARPS = 4
+# Whether the keys of a row are parted into bins as threads hold them.
+PARTED = True
 # What a call is compiled for.
 FLAGS = ("CAUSAL", "PADDED", "MASKED", "BIASED", "CUT", "WHOLE", "EXACT")
 
@@ -86,6 +102,12 @@ def row_tile(call: AttentionCall, v: Tensor, ranked: bool) -> Tile:
     return (
         tile if not tile.registers or (call.causal and whole) else tile._replace(registers=max(tile.registers, ROOMY))
     )
+
+
+def bins_of(tile: Tile) -> Bins:
+    """The bins of the first pass: the keys of one thread, where each has sums of its own, else whole tiles."""
+    parts = 4 if PARTED and _fold(tile) == 4 else 1
+    return Bins(parts, tile.keys * tile.span // parts)
 
 
 def flags_of(call: AttentionCall, tile: Tile, v: Tensor) -> tuple[bool, ...]:
@@ -111,7 +133,8 @@ def row_options(
     """The constants of the first pass; ``apart``: how far a key and a value are from the next."""
     named = dict(zip((*FLAGS, "NEAR", "NORM", "SQUARES"), (*flags, *asked), strict=True))
     widths = {"D": d, "E": e, "BD": padded_width(d), "BE": padded_width(e)}
-    return _options(named | widths, tile, {"N": n, "MS": width, "KN": apart[0], "VN": apart[1]})
+    last = {"PARTS": bins_of(tile).parts, "SPAN": tile.span}
+    return _options(named | widths, tile, last | {"N": n, "MS": width, "KN": apart[0], "VN": apart[1]})
 
 
 @functools.cache
@@ -143,8 +166,12 @@ def _rows_of_warps(tile: Tile) -> bool:
     return tile.rows >= 16 * tile.warps and torch.cuda.get_device_capability()[0] >= 9
 
 
+def _fold(tile: Tile) -> int:
+    return tile.fold if _rows_of_warps(tile) else 1
+
+
 def _options(named: dict[str, Any], tile: Tile, last: dict[str, int]) -> Options:
-    tiles = {"BM": tile.rows, "BN": tile.keys, "FOLD": tile.fold if _rows_of_warps(tile) else 1}
+    tiles = {"BM": tile.rows, "BN": tile.keys, "FOLD": _fold(tile)}
     how = {"num_warps": tile.warps, "num_stages": tile.stages}
     if tile.registers:
         how["maxnreg"] = tile.registers

@@ -13,17 +13,24 @@ __all__ = [
     "HIDDEN",
     "LOG2E",
     "beside",
+    "bin_of",
+    "bin_place",
     "empty_list",
+    "first_of_bin",
     "fold",
     "hide",
     "insert",
-    "keep_largest",
+    "keep_bins",
+    "keep_keys",
     "load_tile",
+    "no_bins",
     "no_sums",
     "scores",
     "seen_keys",
-    "store_list",
-    "tile_of",
+    "store_bins",
+    "store_keys",
+    "top_of_rows",
+    "tops",
     "unfold",
 ]
 
@@ -74,15 +81,14 @@ def hide(
 
 @triton.jit
 def scores(
-    q, K, Visible, Mask, Bias, Reach, b, i, lo, d, in_q, in_d, n_q, n_k, kn, mq, bq, offset, scale,
-    edge, BN: tl.constexpr, CAUSAL: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr,
-    CUT: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
+    q, K, Visible, Mask, Bias, Reach, b, i, lo, place, d, in_q, in_d, n_q, n_k, kn, mq, bq, offset, scale,
+    edge, LOADED: tl.constexpr, CAUSAL: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr,
+    BIASED: tl.constexpr, CUT: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """(scores of a tile before the scale, which keys exist); hidden ones are -1e30.
 
-    ``K`` is the tile's first key, with number ``lo``; ``edge``: causality cuts the tile.
+    ``K`` is the tile's first key, with number ``lo``, and ``place`` counts from it; ``edge``: causality cuts the tile.
     """
-    place = tl.arange(0, BN)
     j = lo + place
     seen = seen_keys(Visible, b, j, n_k, PADDED)
     k = load_tile(K + (place.to(tl.int64)[None, :] * kn + d[:, None]), seen[None, :] & in_d[:, None], WHOLE)
@@ -90,7 +96,7 @@ def scores(
     inside = in_q[:, None] & (j < n_k)[None, :]
     s = hide(
         s, Mask, Bias, Reach, i[:, None], j[None, :], seen[None, :], inside, n_q, mq, bq, offset, scale,
-        edge, True, CAUSAL, MASKED, BIASED, CUT,
+        edge, LOADED, CAUSAL, MASKED, BIASED, CUT,
     )  # fmt: skip
     return s, seen
 
@@ -108,36 +114,52 @@ def insert(best, at, value, place, N: tl.constexpr):
 
 
 @triton.jit
-def _keep_keys(s, top, j, best, at, ROUNDS: tl.constexpr, N: tl.constexpr):
+def keep_keys(s, top, j, best, at, ROUNDS: tl.constexpr, N: tl.constexpr):
     """Rows' largest numbers with those of a tile, whose largest is ``top``; at most ROUNDS of the tile can be in it."""
     if tl.max((top > best[N - 1]).to(tl.int32), 0) > 0:
         place = tl.min(tl.where(s == top[:, None], j[None, :], 2147483647), 1)
         best, at = insert(best, at, top, place, N)
         if ROUNDS > 1:
             s = tl.where(j[None, :] == place[:, None], HIDDEN, s)
-            best, at = _keep_keys(s, tl.max(s, 1), j, best, at, ROUNDS - 1, N)
+            best, at = keep_keys(s, tl.max(s, 1), j, best, at, ROUNDS - 1, N)
     return best, at
 
 
 @triton.jit
-def _keep_tile(top, number, best, tile_mask, N: tl.constexpr):
-    """Rows' tiles with the largest scores, and one more whose largest score is ``top``: no branch, and no exchange."""
-    value = ((top.to(tl.int32, bitcast=True) & (-1 - tile_mask)) | number).to(tl.float32, bitcast=True)
+def tops(s, BM: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr):
+    """The largest scores of a tile in each bin: one of a row, or one of each of the 4 threads that hold it."""
+    if PARTS == 1:
+        top = tl.max(s, 1)
+    else:
+        s = tl.permute(tl.reshape(s, [BM, BN // (2 * PARTS), PARTS, 2]), 0, 2, 1, 3)
+        top = tl.max(tl.reshape(s, [BM, PARTS, BN // PARTS]), 2)
+    return top
+
+
+@triton.jit
+def top_of_rows(top, PARTS: tl.constexpr):
+    """The largest of each row's ``tops``."""
+    return top if PARTS == 1 else tl.max(top, 1)
+
+
+@triton.jit
+def no_bins(BM: tl.constexpr, PARTS: tl.constexpr):
+    """Numbers in the shape of ``tops`` that are less than any."""
+    return tl.full([BM] if PARTS == 1 else [BM, PARTS], EMPTY, tl.float32)
+
+
+@triton.jit
+def keep_bins(top, number, best, bin_mask, PARTS: tl.constexpr, N: tl.constexpr):
+    """The lists with one bin more, whose largest score is ``top``: no branch, and no exchange between threads.
+
+    A bin's number is in the last bits; with PARTS there is a list of each thread, whose own number comes at the end.
+    """
+    value = ((top.to(tl.int32, bitcast=True) & (-1 - bin_mask)) | number * PARTS).to(tl.float32, bitcast=True)
     new_best = ()
     for r in tl.static_range(N):
         new_best = new_best + (tl.maximum(best[r], value),)  # noqa: RUF005
         value = tl.minimum(best[r], value)
     return new_best
-
-
-@triton.jit
-def keep_largest(s, top, j, number, best, at, tile_mask, EXACT: tl.constexpr, N: tl.constexpr):
-    """The lists with the scores of a tile: of single keys where they are EXACT, else of tiles."""
-    if EXACT:
-        best, at = _keep_keys(s, top, j, best, at, N, N)
-    else:
-        best = _keep_tile(top, number, best, tile_mask, N)
-    return best, at
 
 
 @triton.jit
@@ -151,13 +173,25 @@ def empty_list(BM: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def tile_of(value, n_tiles, tile_mask):
-    """The number of a tile that was kept by its largest score; ``n_tiles`` for none."""
-    return tl.where(value > EMPTY, value.to(tl.int32, bitcast=True) & tile_mask, n_tiles)
+def bin_of(value, n_bins, bin_mask):
+    """The number of a bin that was kept by its largest score; ``n_bins`` for none."""
+    return tl.where(value > EMPTY, value.to(tl.int32, bitcast=True) & bin_mask, n_bins)
 
 
 @triton.jit
-def _store_keys(Values, Places, best, at, row, in_q, c, lse, N: tl.constexpr):
+def first_of_bin(number, KEYS: tl.constexpr, PARTS: tl.constexpr):
+    """The first of the KEYS keys of a bin: PARTS bins take turns, two keys each, as threads hold a product."""
+    return number * KEYS if PARTS == 1 else number // PARTS * (KEYS * PARTS) + number % PARTS * 2
+
+
+@triton.jit
+def bin_place(index, PARTS: tl.constexpr):
+    """How far a bin's keys are from its first."""
+    return index if PARTS == 1 else index // 2 * (2 * PARTS) + index % 2
+
+
+@triton.jit
+def store_keys(Values, Places, best, at, row, in_q, c, lse, N: tl.constexpr):
     """The weights of the largest scores, and their keys; -1 for none."""
     for r in tl.static_range(N):
         weight = tl.exp2(best[r] * c - lse)
@@ -166,28 +200,31 @@ def _store_keys(Values, Places, best, at, row, in_q, c, lse, N: tl.constexpr):
 
 
 @triton.jit
-def _store_tiles(Values, Ranks, Counts, best, row, in_q, n_tiles, tile_mask, BM: tl.constexpr, N: tl.constexpr):
-    """The tiles as they were kept, and the rank of each row among those of its tile, in any order."""
+def store_bins(
+    Values, Ranks, Counts, best, row, in_q, n_bins, bin_mask, PARTS: tl.constexpr, BM: tl.constexpr, N: tl.constexpr
+):
+    """The bins as they were kept, and the rank of each row among those of its bin, in any order."""
     column = tl.arange(0, N)
     kept = tl.full([BM, N], EMPTY, tl.float32)
+    if PARTS > 1:
+        lists = ()
+        for r in tl.static_range(N):
+            value = best[r].to(tl.int32, bitcast=True) | tl.arange(0, PARTS)[None, :]
+            lists = lists + (value.to(tl.float32, bitcast=True),)  # noqa: RUF005
+        best = lists
     for r in tl.static_range(N):
-        kept = tl.where((column == r)[None, :], best[r][:, None], kept)
+        top = top_of_rows(best[0] if PARTS > 1 else best[r], PARTS)
+        kept = tl.where((column == r)[None, :], top[:, None], kept)
+        if PARTS > 1:
+            # The thread whose list begins with the largest goes on to its next.
+            taken, shorter = best[0] == top[:, None], ()
+            for place in tl.static_range(N - 1):
+                shorter = shorter + (tl.where(taken, best[place + 1], best[place]),)  # noqa: RUF005
+            best = shorter + (tl.where(taken, EMPTY, best[N - 1]),)  # noqa: RUF005
     to, inside = row[:, None] * N + column[None, :], in_q[:, None] & (column >= 0)[None, :]
-    rank = tl.atomic_add(Counts + tile_of(kept, n_tiles, tile_mask), 1, mask=inside, sem="relaxed")
+    rank = tl.atomic_add(Counts + bin_of(kept, n_bins, bin_mask), 1, mask=inside, sem="relaxed")
     tl.store(Values + to, kept, mask=inside)
     tl.store(Ranks + to, rank, mask=inside)
-
-
-@triton.jit
-def store_list(
-    Values, Places, Counts, best, at, row, in_q, c, lse, n_tiles, tile_mask,
-    EXACT: tl.constexpr, BM: tl.constexpr, N: tl.constexpr,
-):  # fmt: skip
-    """The largest weights and their keys; in half precision tiles, and ranks in the place of keys."""
-    if EXACT:
-        _store_keys(Values, Places, best, at, row, in_q, c, lse, N)
-    else:
-        _store_tiles(Values, Places, Counts, best, row, in_q, n_tiles, tile_mask, BM, N)
 
 
 @triton.jit

@@ -3,8 +3,9 @@
 
 Sums over a row that weigh each key by a number of its own (its length, its place in the tile, whether it is in a set)
 are one product with a narrow matrix, ``Side``. In float32 the largest scores of a row are kept in registers, sorted
-downwards. In half precision only the tiles are kept that hold them, by their largest scores: a tile's number stands in
-the last bits of its score, and ``statistics_largest_triton`` makes the scores of these few tiles again.
+downwards. In half precision only the bins of keys are kept that hold them, by their largest scores: a bin's number
+stands in the last bits of its score, and ``statistics_largest_triton`` makes the scores of these few bins again. Of
+the four threads that hold a row, each has bins of its own: bins are small, and lists are made without an exchange.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ from attnlab.kernels.statistics_tiles_triton import (
     beside,
     empty_list,
     fold,
-    keep_largest,
+    keep_bins,
+    keep_keys,
     load_tile,
+    no_bins,
     no_sums,
     scores,
     seen_keys,
-    store_list,
+    store_bins,
+    store_keys,
+    tops,
     unfold,
 )
 
@@ -106,12 +111,12 @@ def rows(
     KeyPlaces, QueryPlaces, Side, LogNorms, Unit,
     # written: output, log2 of each row's sum, and the statistics of rows
     Out, Lse, Entropy, Squares, Sinks, Recent, Distance, Norm, Sets, Largest, Places, NormLargest, NormPlaces,
-    # added to: how many rows have kept a tile, for each list of tiles
+    # added to: how many rows have kept a bin, for each list of bins
     Counts,
     # strides of Q, K, V, Out, Mask, Bias
     qb, qh, qn, kb, kh, vb, vh, ob, oh, on, mb, mh, mq, bb, bh, bq,
-    # sizes; how many keys are recent, how many sets there are, and the bits of a score that hold a tile's number
-    H, G, n_q, n_k, offset, scale, recent, n_sets, tile_mask,
+    # sizes; how many keys are recent, how many sets there are, and the bits of a score that hold a bin's number
+    H, G, n_q, n_k, offset, scale, recent, n_sets, bin_mask,
     # the call
     CAUSAL: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr, CUT: tl.constexpr,
     WHOLE: tl.constexpr, EXACT: tl.constexpr,
@@ -120,7 +125,8 @@ def rows(
     NEAR: tl.constexpr, NORM: tl.constexpr, SQUARES: tl.constexpr,
     # tiles; how far a key and a value are from the next
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    FOLD: tl.constexpr, N: tl.constexpr, MS: tl.constexpr, KN: tl.constexpr, VN: tl.constexpr,
+    FOLD: tl.constexpr, PARTS: tl.constexpr, SPAN: tl.constexpr, N: tl.constexpr, MS: tl.constexpr,
+    KN: tl.constexpr, VN: tl.constexpr,
 ):  # fmt: skip
     """The output and the statistics of BM rows, key tile by key tile; the tiles that causality cuts come first."""
     PRECISION: tl.constexpr = "ieee" if EXACT else "tf32"
@@ -154,8 +160,16 @@ def rows(
     distance = no_sums(BM, FOLD)
     out = tl.zeros([BM, BE], tl.float32)
     sides = tl.zeros([BM, MS], tl.float32)
-    best, at = empty_list(BM, N)
-    norm_best, norm_at = empty_list(BM, N)
+    if EXACT:
+        best, at = empty_list(BM, N)
+        norm_best, norm_at = empty_list(BM, N)
+    else:
+        best = ()
+        for _ in tl.static_range(N):
+            best = best + (no_bins(BM, PARTS),)  # noqa: RUF005
+        norm_best = best
+        # The largest scores of the bins that the loop is in.
+        in_bins, norm_in_bins = no_bins(BM, PARTS), no_bins(BM, PARTS)
     tiles = tl.cdiv(last, BN)
     # The last tile's first key; from tile to tile only these addresses change.
     first = tl.cast(tiles - 1, tl.int64) * BN
@@ -169,8 +183,8 @@ def rows(
             # Asked for early: nothing loads it a tile ahead.
             lengths = load_tile(LogNorms + j, seen_keys(Visible, b, j, n_k, PADDED), WHOLE)
         s, seen = scores(
-            q, K, Visible, Mask, Bias, Reach, b, i, lo, d, in_q, in_d, n_q, n_k, KN, mq, bq, offset, scale,
-            lo >= edge, BN, CAUSAL, PADDED, MASKED, BIASED, CUT, WHOLE, PRECISION,
+            q, K, Visible, Mask, Bias, Reach, b, i, lo, tl.arange(0, BN), d, in_q, in_d, n_q, n_k, KN, mq, bq, offset,
+            scale, lo >= edge, True, CAUSAL, PADDED, MASKED, BIASED, CUT, WHOLE, PRECISION,
         )  # fmt: skip
         place = tl.arange(0, BN).to(tl.int64)[:, None]
         v = load_tile(V + (place * VN + e[None, :]), seen[:, None] & in_e[None, :], WHOLE)
@@ -178,6 +192,8 @@ def rows(
         K -= BN * KN
         V -= BN * VN
         Side -= BN * MS
+        top = tops(s, BM, BN, PARTS)
+        # From the same maxima of threads, which the compiler takes once.
         highest = tl.max(s, 1)
         new = tl.maximum(base, highest * c - LIFT)
         p = tl.exp2(s * c - new[:, None])
@@ -208,11 +224,25 @@ def rows(
                 near_mass = near_mass * shrinks + fold(tl.where(far < recent, p, 0.0), BM, BN, FOLD)
                 if not CAUSAL:
                     distance = distance * shrinks + fold(p * far, BM, BN, FOLD)
-        best, at = keep_largest(s, highest, j, number, best, at, tile_mask, EXACT, N)
         if NORM:
             # Ranked by w_j |v_j|; what is hidden stays so.
-            s += lengths[None, :]
-            norm_best, norm_at = keep_largest(s, tl.max(s, 1), j, number, norm_best, norm_at, tile_mask, EXACT, N)
+            normed = s + lengths[None, :]
+            norm_top = tops(normed, BM, BN, PARTS)
+        if EXACT:
+            best, at = keep_keys(s, top, j, best, at, N, N)
+            if NORM:
+                norm_best, norm_at = keep_keys(normed, norm_top, j, norm_best, norm_at, N, N)
+        else:
+            in_bins = top if SPAN == 1 else tl.maximum(in_bins, top)
+            if NORM:
+                norm_in_bins = norm_top if SPAN == 1 else tl.maximum(norm_in_bins, norm_top)
+            # The tile is the last of its bins.
+            if number % SPAN == 0:
+                best = keep_bins(in_bins, number // SPAN, best, bin_mask, PARTS, N)
+                in_bins = no_bins(BM, PARTS)
+                if NORM:
+                    norm_best = keep_bins(norm_in_bins, number // SPAN, norm_best, bin_mask, PARTS, N)
+                    norm_in_bins = no_bins(BM, PARTS)
     whole = unfold(total, FOLD)
     some = whole > 0
     over = 1.0 / tl.where(some, whole, 1.0)
@@ -238,13 +268,16 @@ def rows(
     column = tl.arange(0, MS) - FIRST_SET
     is_set = in_q[:, None] & ((column >= 0) & (column < n_sets))[None, :]
     tl.store(Sets + row[:, None] * n_sets + column[None, :], sides * over[:, None], mask=is_set)
-    n_tiles = tl.cdiv(n_k, BN)
-    Counts += tl.program_id(1).to(tl.int64) * (n_tiles + 1)
-    store_list(Largest, Places, Counts, best, at, row, in_q, c, lse, n_tiles, tile_mask, EXACT, BM, N)
-    if NORM:
-        Counts += tl.num_programs(1).to(tl.int64) * (n_tiles + 1)
-        store_list(
-            NormLargest, NormPlaces, Counts, norm_best, norm_at, row, in_q, c, lse, n_tiles, tile_mask, EXACT, BM, N
-        )
+    if EXACT:
+        store_keys(Largest, Places, best, at, row, in_q, c, lse, N)
+        if NORM:
+            store_keys(NormLargest, NormPlaces, norm_best, norm_at, row, in_q, c, lse, N)
+    else:
+        n_bins = tl.cdiv(n_k, BN * SPAN) * PARTS
+        Counts += tl.program_id(1).to(tl.int64) * (n_bins + 1)
+        store_bins(Largest, Places, Counts, best, row, in_q, n_bins, bin_mask, PARTS, BM, N)
+        if NORM:
+            Counts += tl.num_programs(1).to(tl.int64) * (n_bins + 1)
+            store_bins(NormLargest, NormPlaces, Counts, norm_best, row, in_q, n_bins, bin_mask, PARTS, BM, N)
     to = Out + b * ob + h * oh + i[:, None] * on + e[None, :]
     tl.store(to, (out * (over * unit)[:, None]).to(Out.dtype.element_ty), mask=in_q[:, None] & in_e[None, :])

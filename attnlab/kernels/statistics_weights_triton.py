@@ -132,8 +132,8 @@ def recents(
     for lo in range(tl.maximum(start + offset + 1 - recent, 0) // BN * BN, last, BN):
         j = lo + tl.arange(0, BN)
         s, _ = scores(
-            q, K + tl.cast(lo, tl.int64) * kn, Visible, Mask, Bias, Reach, b, i, lo, d, in_q, in_d, n_q, n_k, kn, mq,
-            bq, offset, scale, True, BN, CAUSAL, PADDED, MASKED, BIASED, CUT, WHOLE, PRECISION,
+            q, K + tl.cast(lo, tl.int64) * kn, Visible, Mask, Bias, Reach, b, i, lo, tl.arange(0, BN), d, in_q, in_d,
+            n_q, n_k, kn, mq, bq, offset, scale, True, True, CAUSAL, PADDED, MASKED, BIASED, CUT, WHOLE, PRECISION,
         )  # fmt: skip
         p = tl.exp2(s * (scale * LOG2E) - lse[:, None])
         near = j[None, :] > i[:, None] + offset - recent

@@ -191,13 +191,16 @@ def test_squares_of_a_text_that_goes_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hidden", "fold"),
-    [("nothing", 1), ("nothing", 4), ("padding", 4), ("window", 4), ("not even later keys", 4), ("padding", 8)],
-)
-def test_half_precision_is_close(hidden: str, fold: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ("hidden", "fold", "span"),
+    [
+        ("nothing", 1, 1), ("nothing", 4, 1), ("nothing", 4, 2), ("padding", 4, 2), ("window", 4, 1),
+        ("not even later keys", 4, 2), ("padding", 8, 2),
+    ],
+)  # fmt: skip
+def test_half_precision_is_close(hidden: str, fold: int, span: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE == "cpu":
         for name in TILES:
-            use(monkeypatch, name, SMALL._replace(fold=fold))
+            use(monkeypatch, name, SMALL._replace(fold=fold, span=span))
     how: dict[str, Any] = {}
     if hidden == "padding":
         how["key_visible"] = torch.arange(71)[None] > 40

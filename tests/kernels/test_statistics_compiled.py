@@ -32,6 +32,7 @@ modules = {"rows": statistics_triton, "columns": statistics_weights_triton}
 kernel = getattr(modules.get(name, statistics_largest_triton), name)
 tiles = statistics_tiles.COLUMN_TILE if name == "columns" else statistics_tiles.ROW_TILE
 tile = statistics_tiles.EXACT_TILE if exact else tiles[width]
+bins = statistics_tiles.bins_of(tile)
 if name == "scored":
     way = statistics_largest.PAIR_TILE
     tile = tile._replace(rows=way.pairs, warps=way.warps, stages=way.stages, registers=way.registers)
@@ -40,7 +41,8 @@ if name == "chosen":
 flags = dict.fromkeys(statistics_tiles.FLAGS, False) | {"CAUSAL": True, "WHOLE": True, "EXACT": exact}
 asked = {"NEAR": True, "NORM": name == "scored", "SQUARES": True, "RECEIVED": True, "BLOCKS": True}
 sizes = {"D": width, "E": width, "BD": width, "BE": width, "BM": tile.rows, "BN": tile.keys, "FOLD": tile.fold}
-sizes |= {"KN": 3 * width, "VN": width}
+sizes |= {"KN": 3 * width, "VN": width, "KEYS": bins.keys, "PARTS": bins.parts, "SPAN": tile.span}
+sizes["SURE"] = statistics_largest.SURE
 constants = {n: v for n, v in (flags | asked | sizes | {"N": 8, "MS": 16}).items() if n in kernel.arg_names}
 half = "*fp32" if exact else "*bf16"
 kinds = {n: half for n in ("Q", "K", "Visible", "Mask", "Bias")}
