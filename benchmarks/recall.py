@@ -35,10 +35,14 @@ from attnlab.training import (
     Settings,
     every,
     load_weights,
+    read_metrics,
+    read_result,
     train,
 )
+from attnlab.training.runs import read_run
 
-TABLE = "recall"
+# The table, and the run on the task itself.
+TABLE, WHOLE = "recall", "whole"
 # The last keys that abc-select holds exactly: layer 1 looks for the token before. All others it chooses.
 EXACT = 4
 
@@ -176,7 +180,7 @@ def learned(config: Config, name: str, seed: int, folder: Path) -> dict[str, Any
     before: Path | None = None
     answered: dict[str, float] = {}
     for stage in (*config.growing, None):
-        task = "whole" if stage is None else f"{stage.pairs}-pairs-of-{stage.drawn}"
+        task = WHOLE if stage is None else f"{stage.pairs}-pairs-of-{stage.drawn}"
         spec = compared(config.memory_at(stage) if name in GROWING else config.memory)[name]
         model = make_model(config, spec, seed)
         if before is not None:
@@ -205,7 +209,21 @@ def learned(config: Config, name: str, seed: int, folder: Path) -> dict[str, Any
         )
         before, answered[task] = folder / task, outcome.metrics["held-out/answered"]
     loss = outcome.metrics["held-out/cross_entropy"]
-    return {"answered": answered.pop("whole"), "loss": loss, "answered_before": answered}
+    own = {"answered": answered.pop(WHOLE), "loss": loss, "answered_before": answered, "updates": config.steps}
+    return own | {"trained_on": read_run(folder / WHOLE)["device"]}
+
+
+def as_trained(folder: Path) -> dict[str, Any] | None:
+    """What the runs of a training that was ended on its last task measured last; None where there is no such task."""
+    if not (folder / WHOLE / "run.json").exists():
+        return None
+    last = [row for row in read_metrics(folder / WHOLE) if row["kind"] == "eval"][-1]
+    finished = [(run.name, result["metrics"]) for run in sorted(folder.iterdir()) if (result := read_result(run))]
+    return {
+        "answered": last["values"]["held-out/answered"], "loss": last["values"]["held-out/cross_entropy"],
+        "answered_before": {task: metrics["held-out/answered"] for task, metrics in finished if task != WHOLE},
+        "updates": last["step"], "trained_on": read_run(folder / WHOLE)["device"],
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -215,6 +233,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     for option in SIZES:
         parser.add_argument(f"--{option.replace('_', '-')}", type=type(getattr(Config, option)))
+    parser.add_argument(
+        "--as-trained", action="store_true", help="train nothing: runs that were ended as they are, with their updates"
+    )
     parser.add_argument("--tiny", action="store_true", help="a dry run on a CPU")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "recall.json")
     args = parser.parse_args()
@@ -229,7 +250,10 @@ def main() -> None:
                       "pairs": config.pairs, "length": config.length, "memory": config.memory,
                       "width": config.width}  # fmt: skip
             folder = args.work / f"{name.replace(', ', '-').replace(' ', '-')}-{config.pairs}-{seed}"
-            row = labels | learned(config, name, seed, folder)
+            measured = as_trained(folder) if args.as_trained else learned(config, name, seed, folder)
+            if measured is None:
+                parser.error(f"--as-trained: {folder} has no run on the task itself")
+            row = labels | measured
             print(row, flush=True)
             result = make_results("recall", "ABC", {TABLE: [row]}, config=asdict(config), keys={TABLE: list(labels)})
             write_results(args.out, result, before=read_results(args.out))
