@@ -50,7 +50,7 @@ def check_tile(number: int) -> float:
 
 def check_pairs(number: int) -> float:
     """Compile and run a way to score pairs, with tiles of 128 and of 64 keys; the largest error."""
-    of_tiles.PAIR_TILE = of_tiles.PairTile(*PAIRS[number])
+    use_pairs(of_tiles.PairTile(*PAIRS[number]))
     call, text = watch_gpu.made(SHAPES[64], "cuda", torch.bfloat16)
     errors = []
     for keys in (128, 64):
@@ -87,6 +87,11 @@ def use(name: str, tile: tuple[int, ...], width: int) -> None:
     names = [name] if name != watch_gpu.ROWS else [watch_gpu.ROWS, watch_gpu.RANKED]
     for kind in names:
         getattr(statistics_tiles, KINDS[kind])[width] = statistics_tiles.Tile(*tile)
+
+
+def use_pairs(way: of_tiles.PairTile) -> None:
+    """One way to score pairs, of small bins and of large ones."""
+    of_tiles.PAIR_TILE = of_tiles.SMALL_PAIR_TILE = way
 
 
 def sound() -> tuple[list[int], list[int]]:
@@ -143,11 +148,11 @@ def chosen(rows: list[Row], pairs: list[int]) -> Iterator[Row]:
     call, text = watch_gpu.made(watch_gpu.SHAPES[0], "cuda", torch.bfloat16)
     job, timed = watch_gpu._first_pass(call, text, norm_largest=True, squares=True), {}
     for way in [of_tiles.PairTile(*PAIRS[i]) for i in pairs]:
-        of_tiles.PAIR_TILE = way
+        use_pairs(way)
         timed[way] = watch_gpu.layer_ms(job, 3)
         yield {"D": 64, "pass": "pairs", "ms": timed[way]} | way._asdict()
     if timed:
-        of_tiles.PAIR_TILE = min(timed, key=lambda way: timed[way])
+        use_pairs(min(timed, key=lambda way: timed[way]))
     yield aside(call, text)
 
 

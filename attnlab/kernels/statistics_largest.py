@@ -13,14 +13,12 @@ from attnlab.kernels.statistics_largest_triton import chosen, ordered, scored
 from attnlab.kernels.statistics_tiles import Bins
 from attnlab.shapes import Float, Int
 
-__all__ = ["PAIR_TILE", "PairTile", "Scored", "largest_in_bins"]
+__all__ = ["PAIR_TILE", "PairTile", "Scored", "largest_in_bins", "pair_tile"]
 
 # Candidates held at once, 32 MiB of them, which a large cache holds.
 MOST_CANDIDATES = 1 << 23
 # Pairs of a program that orders them, and rows of one that chooses, a thread each.
 BLOCK, CHOSEN_ROWS = 1024, 32
-# Scores of a pair that are found before the rows of a program are asked for more.
-SURE = 2
 
 
 class PairTile(NamedTuple):
@@ -32,7 +30,9 @@ class PairTile(NamedTuple):
     registers: int = 0
 
 
-PAIR_TILE = PairTile(64, 4, 1, 128)
+# Of small bins and narrow heads, twice as many programs are at work at once.
+PAIR_TILE, SMALL_PAIR_TILE = PairTile(64, 4, 1, 128), PairTile(64, 4, 1, 64)
+SMALL_BIN, NARROW = 32, 64
 
 
 class Scored(NamedTuple):
@@ -66,8 +66,8 @@ def largest_in_bins(
     at_once = triton.cdiv(lists, triton.cdiv(lists, max(1, MOST_CANDIDATES // (n_q * n * n))))
     candidates = torch.empty(at_once, n_q, n, n, device=kept.device)
     order = torch.empty(at_once, n_q * n, dtype=torch.int64, device=kept.device)
-    sizes, tile = {"KEYS": bins.keys, "PARTS": bins.parts, "N": n}, PAIR_TILE
-    flags = made_of.flags | {"NORM": rankings > 1, "SURE": SURE, "BM": tile.pairs}
+    sizes, tile = {"KEYS": bins.keys, "PARTS": bins.parts, "N": n}, pair_tile(bins.keys, made_of.flags["D"])
+    flags = made_of.flags | {"NORM": rankings > 1, "BM": tile.pairs}
     for first in range(0, lists, at_once):
         count = min(at_once, lists - first)
         launch(
@@ -91,6 +91,11 @@ def largest_in_bins(
             {"n_q": n_q, "heads": heads, "scale": made_of.numbers["scale"], **numbers, "first_list": first},
             _options({"BM": CHOSEN_ROWS} | sizes, max(1, CHOSEN_ROWS // 32)),
         )
+
+
+def pair_tile(keys: int, width: int) -> PairTile:
+    """How pairs of rows and bins of so many keys are scored, by heads of this width."""
+    return SMALL_PAIR_TILE if keys <= SMALL_BIN and width <= NARROW else PAIR_TILE
 
 
 # A launch is remembered under the very same options.

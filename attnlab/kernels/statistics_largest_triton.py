@@ -8,6 +8,8 @@ is what one head has kept by one ranking; those ranked by lengths of values come
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
@@ -26,6 +28,9 @@ from attnlab.kernels.statistics_tiles_triton import (
 
 __all__ = ["chosen", "ordered", "scored"]
 
+# Scores of a pair that are found before the rows of a program are asked whether one has more.
+SURE: Any = tl.constexpr(2)
+
 
 @triton.jit(do_not_specialize=["first_list"])
 def ordered(Bins, Ends, Counts, Ranks, Order, pairs, n_bins, bin_mask, first_list, BLOCK: tl.constexpr):
@@ -42,7 +47,7 @@ def ordered(Bins, Ends, Counts, Ranks, Order, pairs, n_bins, bin_mask, first_lis
 
 
 @triton.jit
-def _largest(s, wanted, room, floor, kept, ROUND: tl.constexpr, SURE: tl.constexpr, N: tl.constexpr):
+def _largest(s, wanted, room, floor, kept, ROUND: tl.constexpr, N: tl.constexpr):
     """The largest scores of each row of a bin, as many as may be among the row's: ``room`` of them, from ``floor`` on.
 
     As soon as no row has more of them, the others stay HIDDEN; the first SURE are found without asking.
@@ -52,12 +57,12 @@ def _largest(s, wanted, room, floor, kept, ROUND: tl.constexpr, SURE: tl.constex
     if ROUND + 1 < N:
         if ROUND + 1 < SURE:
             s = tl.where(s == top[:, None], HIDDEN, s)
-            kept = _largest(s, wanted, room, floor, kept, ROUND + 1, SURE, N)
+            kept = _largest(s, wanted, room, floor, kept, ROUND + 1, N)
         else:
             more = wanted & (top >= floor) & (room > ROUND + 1)
             if tl.max(more.to(tl.int32), 0) > 0:
                 s = tl.where(s == top[:, None], HIDDEN, s)
-                kept = _largest(s, wanted, room, floor, kept, ROUND + 1, SURE, N)
+                kept = _largest(s, wanted, room, floor, kept, ROUND + 1, N)
     return kept
 
 
@@ -77,7 +82,7 @@ def scored(
     NORM: tl.constexpr,
     # BM pairs at once, bins of KEYS keys, of which PARTS take turns
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, KEYS: tl.constexpr, PARTS: tl.constexpr,
-    SURE: tl.constexpr, N: tl.constexpr,
+    N: tl.constexpr,
 ):  # fmt: skip
     """The N largest scores of each pair, with their places in the bin as last bits: a score of 30 is off by 0.0005."""
     number = first_list + tl.program_id(1)
@@ -121,7 +126,7 @@ def scored(
             s += tl.load(LogNorms + lo + place, mask=seen & norm, other=0.0)[None, :]
         s = ((s.to(tl.int32, bitcast=True) & -KEYS) | index[None, :]).to(tl.float32, bitcast=True)
         own = inside & (bin == t)
-        kept = _largest(s, own, room, floor, tl.full([BM, N], HIDDEN, tl.float32), 0, SURE, N)
+        kept = _largest(s, own, room, floor, tl.full([BM, N], HIDDEN, tl.float32), 0, N)
         tl.store(Candidates + pair.to(tl.int64)[:, None] * N + column[None, :], kept, mask=own[:, None])
 
 

@@ -80,8 +80,6 @@ EXACT_TILE = Tile(32, 32, 4, 2, 1)
 FEWEST_COLUMNS, OWN_COLUMNS = 16, 4
 # Keys of a program that prepares them are those of a tile.
 PREPARED_WARPS = 4
-# Whether the keys of a row are parted into bins as threads hold them.
-PARTED = True
 # What a call is compiled for.
 FLAGS = ("CAUSAL", "PADDED", "MASKED", "BIASED", "CUT", "WHOLE", "EXACT")
 
@@ -106,7 +104,7 @@ def row_tile(call: AttentionCall, v: Tensor, ranked: bool) -> Tile:
 
 def bins_of(tile: Tile) -> Bins:
     """The bins of the first pass: the keys of one thread, where each has sums of its own, else whole tiles."""
-    parts = 4 if PARTED and _fold(tile) == 4 else 1
+    parts = 4 if _fold(tile) == 4 else 1
     return Bins(parts, tile.keys * tile.span // parts)
 
 

@@ -34,7 +34,8 @@ tiles = statistics_tiles.COLUMN_TILE if name == "columns" else statistics_tiles.
 tile = statistics_tiles.EXACT_TILE if exact else tiles[width]
 bins = statistics_tiles.bins_of(tile)
 if name == "scored":
-    way = statistics_largest.PAIR_TILE
+    bins = statistics_tiles.Bins(4, int(sys.argv[4])) if len(sys.argv) > 4 else bins
+    way = statistics_largest.pair_tile(bins.keys, width)
     tile = tile._replace(rows=way.pairs, warps=way.warps, stages=way.stages, registers=way.registers)
 if name == "chosen":
     tile = tile._replace(rows=statistics_largest.CHOSEN_ROWS, warps=statistics_largest.CHOSEN_ROWS // 32, registers=0)
@@ -42,7 +43,6 @@ flags = dict.fromkeys(statistics_tiles.FLAGS, False) | {"CAUSAL": True, "WHOLE":
 asked = {"NEAR": True, "NORM": name == "scored", "SQUARES": True, "RECEIVED": True, "BLOCKS": True}
 sizes = {"D": width, "E": width, "BD": width, "BE": width, "BM": tile.rows, "BN": tile.keys, "FOLD": tile.fold}
 sizes |= {"KN": 3 * width, "VN": width, "KEYS": bins.keys, "PARTS": bins.parts, "SPAN": tile.span}
-sizes["SURE"] = statistics_largest.SURE
 constants = {n: v for n, v in (flags | asked | sizes | {"N": 8, "MS": 16}).items() if n in kernel.arg_names}
 half = "*fp32" if exact else "*bf16"
 kinds = {n: half for n in ("Q", "K", "Visible", "Mask", "Bias")}
@@ -74,11 +74,14 @@ print(json.dumps({
 """.replace("\\\\", "\\")
 
 
-def compiled(name: str, width: int, kind: str) -> dict[str, Any]:
+def compiled(name: str, width: int, kind: str, *more: int) -> dict[str, Any]:
     root = Path(__file__).parents[2]
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": str(root)}
     process = subprocess.run(
-        [sys.executable, "-c", COMPILE, name, str(width), kind], capture_output=True, text=True, env=environment
+        [sys.executable, "-c", COMPILE, name, str(width), kind, *map(str, more)],
+        capture_output=True,
+        text=True,
+        env=environment,
     )
     if process.returncode:
         pytest.fail(process.stderr[-2000:])
@@ -107,9 +110,13 @@ def test_a_thread_chooses_the_largest_of_a_row() -> None:
     assert "0 bytes spill stores" in result["ptxas"]
 
 
-def test_the_largest_scores_of_a_pair_are_stored_at_once() -> None:
-    result = compiled("scored", 64, "bfloat16")
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("keys", [16, 32, 64])
+def test_the_largest_scores_of_a_pair_are_stored_at_once(width: int, keys: int) -> None:
+    result = compiled("scored", width, "bfloat16", keys)
     assert set(result["stores"]) == {"st.global.v4.b32"}
+    # One number of small bins, before the loop.
+    assert int(re.findall(r"(\d+) bytes spill stores", result["ptxas"])[0]) <= 4
 
 
 def test_tiles_are_counted_once() -> None:
