@@ -58,8 +58,12 @@ class Tokens(NamedTuple):
 
 
 def merits(tokens: Tokens, rules: Selection) -> Int[Tensor, "b g a"]:
-    """Different numbers in the order of the scores, the later of equal ones higher; -1 of sinks and hidden keys."""
-    order = tokens.score.detach().argsort(dim=-1, stable=True)
+    """Different numbers in the order of the scores, the later of equal ones higher; -1 of sinks and hidden keys.
+
+    A score that is no number is higher than all. A GPU sorts it below all if its sign bit is set (pytorch issue 190781).
+    """
+    score = tokens.score.detach()
+    order = score.masked_fill(score.isnan(), torch.nan).argsort(dim=-1, stable=True)
     numbers = torch.arange(order.shape[-1], dtype=torch.int32, device=order.device).expand_as(order)
     merit = torch.zeros_like(order, dtype=torch.int32).scatter(-1, order, numbers)
     return merit.masked_fill((tokens.place < rules.sinks) | (tokens.place >= HIDDEN), -1)

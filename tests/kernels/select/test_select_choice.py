@@ -119,7 +119,7 @@ def check(choice: Choice, score: Tensor) -> None:
 
 def middles(choice: Choice, score: Tensor, windows: int) -> Tensor:
     """The mean of the lowest score that is selected and the next, before each window."""
-    result = []
+    score, result = score.masked_fill(score.isnan(), torch.nan), []
     for window in range(windows):
         old = score[..., choice.sinks : max(choice.sinks, window * choice.block)]
         best = old.sort(descending=True, dim=-1).values
