@@ -94,7 +94,9 @@ def ahead(first: Cell, second: Cell, *, within: float | None = None) -> Predicat
         return None
 
     def unlike(result: Result) -> str | None:
-        validation = (result.get("tables") or {}).get("validation", [])
+        # A model may have been trained again for another table, with other seeds.
+        shown = {row.get("seed") for row in rows_of(result, first.table)}
+        validation = [row for row in (result.get("tables") or {}).get("validation", []) if row["seed"] in shown]
         difference = mean_of(result, first) - mean_of(result, second)
         row = {"first": pair[0], "second": pair[1], "difference": difference}
         sets = sets_of(validation, data=data)

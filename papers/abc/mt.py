@@ -247,7 +247,8 @@ def _side_by_side(validation: Rows, data: str) -> Rows:
         {"data": data, "variant": v.key, "model": v.model, "cross": v.cross, "causal": v.causal, "seed": end["seed"],
          "nll": end["nll"]}
         for end in ends
-        if (v := BY_KEY[end["variant"]])
+        # Of rows whose model is not trained any more there is no loss beside the others'.
+        if (v := BY_KEY.get(end["variant"])) is not None
     ]  # fmt: skip
 
 

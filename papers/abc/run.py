@@ -314,6 +314,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         more={
             "one model and one seed": "--data data --variants ABC_MLP-32-32 --seed 3 --alone --work runs/abc-mt-alone",
             "on other corpora": "--data data --task tatoeba-es-en wmt10k-en-de --variants few --work runs/abc-mt-few",
+            "a shorter run with five seeds": "--data data --variants 3a+7+ABC_MLP-64-8+ABC_MLP-64-64+ABC_MLP-8-8 "
+            "--seed 40 41 42 43 44 --seconds 800 --work runs/abc-mt-shorter --out papers/results/abc-mt-shorter.json",
             "the longer run": "--data data --variants 3a+quarter+ABC_MLP-16-8+ABC_MLP-16-16+ABC_MLP-64-8+ABC_MLP-64-64 "
             "--seed 20 --set tokens=4096 lr=0.003 'schedule=\"linear\"' half=false 'widths=[20, 28, 40, 60]' "
             "streams=19 --work runs/abc-mt-longer --out papers/results/abc-mt-longer.json",

@@ -36,7 +36,10 @@ def _translators(config: Mapping[str, Any], rows: list[dict[str, Any]]) -> str:
 
 def _mt(result: Result, wanted: Cell) -> str:
     data = dict(wanted.where).get("data", CAPTIONS)
-    return _translators(result["config"], [row for row in _training(result) if row["data"] == data])
+    # Other tables of the file may be of other trainings.
+    shown = {row.get("seed") for row in (result.get("tables") or {}).get(wanted.table, [])}
+    rows = [row for row in _training(result) if row["data"] == data]
+    return _translators(result["config"], [row for row in rows if row.get("seed") in shown] or rows)
 
 
 def _doc(result: Result, _: Cell) -> str:
@@ -82,14 +85,21 @@ def _lm_seconds(result: Result) -> float | None:
     return sum(runs.values()) or None
 
 
+def _mt_seconds(result: Result) -> float | None:
+    # The seeds of a set are trained as one.
+    runs = {(row["data"], row["set"], row["seconds"]) for row in _training(result)}
+    return sum(seconds for *_, seconds in runs) or None
+
+
 def _summed(result: Result) -> float | None:
     return sum(row.get("seconds") or 0.0 for row in _training(result)) or None
 
 
 SECONDS: dict[str, Callable[[Result], float | None]] = {
     "abc-lm": _lm_seconds,
-    "abc-mt": _summed,
+    "abc-mt": _mt_seconds,
     "abc-mt-longer": _summed,
+    "abc-mt-shorter": _mt_seconds,
     "abc-doc-mt": _summed,
     "abc-mlm": _summed,
 }
