@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from attnlab.kernels.select.attention import KERNELS, _options
 from attnlab.kernels.select.choose import best_of_chunks, best_of_tokens
+from tests.kernels.hopper import compiled_for_hopper
 
-TARGET = GPUTarget("cuda", 90, 32)
 WHOLE_NUMBERS = ("lives", "keys", "counts", "ends")
 BEST = ("best", "before")
 FLOATS = ("score", "lse", "top", "middle", "delta", "part", "part_score", "d_score")
@@ -42,16 +39,8 @@ def kind(name: str, constants: dict[str, Any], dtype: str) -> str:
 def compile_ahead(kernel: Any, shape: tuple[int, ...], dtype: str, left: int = 1984, of_chunks: bool = False) -> int:
     """The bytes of shared memory that the compiled kernel takes."""
     options = dict(_options(kernel.__name__, *shape, 3.0, left, torch.bfloat16, of_chunks))
-    how = {name: options.pop(name) for name in ("num_warps", "num_stages", "maxnreg")}
-    signature = {name: kind(name, options, dtype) for name in kernel.arg_names}
-    constants = {(kernel.arg_names.index(name),): value for name, value in options.items()}
-    # As tensors of whole rows have it: pointers are multiples of 16.
-    aligned = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(signature.values()) if t.startswith("*")}
-    source = ASTSource(kernel, signature, constexprs=constants, attrs=aligned)
-    compiled = triton.compile(source, target=TARGET, options=how)
-    assert compiled.asm["cubin"]
-    shared: int = compiled.metadata.shared
-    return shared
+    kinds = {name: kind(name, options, dtype) for name in kernel.arg_names}
+    return compiled_for_hopper(kernel, options, kinds).shared
 
 
 def main() -> None:
