@@ -60,7 +60,7 @@ class Tokens(NamedTuple):
 def merits(tokens: Tokens, rules: Selection) -> Int[Tensor, "b g a"]:
     """Different numbers in the order of the scores, the later of equal ones higher; -1 of sinks and hidden keys.
 
-    A score that is no number is higher than all. A GPU sorts it below all if its sign bit is set (pytorch issue 190781).
+    A score that is no number is higher than all; CUDA sorts it below all if its sign bit is set (pytorch issue 190781).
     """
     score = tokens.score.detach()
     order = score.masked_fill(score.isnan(), torch.nan).argsort(dim=-1, stable=True)
