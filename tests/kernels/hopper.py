@@ -21,12 +21,13 @@ HOW = ("num_warps", "num_stages", "maxnreg")
 
 
 class Compiled(NamedTuple):
-    """Bytes of shared memory, bytes of registers that go to memory, what ptxas says, and Triton's own text."""
+    """Bytes of shared memory, bytes of registers that go to memory, what ptxas says, and the two texts between."""
 
     shared: int
     spilled: int
     ptxas: str
     ttgir: str
+    ptx: str
 
 
 def compiled_for_hopper(
@@ -50,7 +51,7 @@ def compiled_for_hopper(
     result = triton.compile(source, target=TARGET, options=how)
     said = _ptxas(result.asm["ptx"])
     spilled = max(int(count) for count in re.findall(r"(\d+) bytes spill stores", said))
-    return Compiled(result.metadata.shared, spilled, said, result.asm["ttgir"])
+    return Compiled(result.metadata.shared, spilled, said, result.asm["ttgir"], result.asm["ptx"])
 
 
 def _ptxas(ptx: str) -> str:
