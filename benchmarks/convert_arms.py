@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import storing  # noqa: F401  the repository on the path
@@ -13,7 +14,7 @@ from attnlab.adapters.cache_bytes import LayerShape, layer_shapes
 from attnlab.adapters.distillation import HeldOut, Predictions
 from attnlab.adapters.initialise import initialise_control
 from attnlab.adapters.plan import PlannedFor
-from attnlab.evaluation.candidates import fitting, largest, reach
+from attnlab.evaluation.candidates import fitting, largest, reach, sized
 from attnlab.evaluation.plan_windows import plain_and_recall_windows
 from attnlab.registry import mechanism
 
@@ -40,14 +41,14 @@ def spec_for(arm: str, model: str, *, bounded: str, budget: float, length: int, 
     shapes = layer_shapes(load_model(model, dtype=getattr(torch, dtype)).model)
     of_head = int(budget * _softmax_bytes(shapes, length)) // sum(shape.groups for shape in shapes)
     with_slots, without = fitting(shapes[0], length, of_head)
-    sized: dict[str, Callable[[], str | None]] = {
+    made: dict[str, Callable[[], str | None]] = {
         "uniform": lambda: with_slots,
         "window": lambda: without,
-        # A slot of the one holds as much as a slot of the other, without the score that chose it.
-        "hybrid": lambda: with_slots.replace("abc-select", "abc-hybrid"),
+        # Its slots are sums in float32.
+        "hybrid": lambda: largest(shapes[0], length, of_head, partial(sized, slots_of="abc-hybrid")),
         "mlp": lambda: largest(shapes[0], length, of_head, lambda slots: f"abc-mlp:slots={slots}"),
     }
-    return sized[arm]()
+    return made[arm]()
 
 
 def _softmax_bytes(shapes: Sequence[LayerShape], length: int) -> int:

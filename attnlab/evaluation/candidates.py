@@ -13,7 +13,7 @@ from attnlab.mechanisms.abc_window import QueueMechanism
 from attnlab.mechanisms.window import Window
 from attnlab.registry import mechanism
 
-__all__ = ["fitting", "largest", "reach", "sized_candidates"]
+__all__ = ["fitting", "largest", "reach", "sized", "sized_candidates"]
 
 # Of the bytes that one size for all heads would have.
 SHARES = (1 / 8, 3 / 8, 1)
@@ -30,28 +30,28 @@ def sized_candidates(shape: LayerShape, length: int, limit: int) -> list[str]:
 
 def fitting(shape: LayerShape, length: int, limit: int) -> list[str]:
     """The largest memory with slots, and the largest without, of at most ``limit`` bytes a key/value head."""
-    specs = [largest(shape, length, limit, partial(_sized, with_slots=slots)) for slots in (True, False)]
+    specs = [largest(shape, length, limit, partial(sized, slots_of=name)) for name in ("abc-select", None)]
     return list(dict.fromkeys(spec for spec in specs if spec is not None))
 
 
-def largest(shape: LayerShape, length: int, limit: int, sized: Callable[[int], str]) -> str | None:
-    """The spec ``sized(n)`` of most keys that takes at most ``limit`` bytes a key/value head; None: none does."""
+def largest(shape: LayerShape, length: int, limit: int, spec_of: Callable[[int], str]) -> str | None:
+    """The spec ``spec_of(n)`` of most keys that takes at most ``limit`` bytes a key/value head; None: none does."""
     small, large = 0, length
     while small < large:
         middle = (small + large + 1) // 2
-        held = shape.bytes(mechanism(sized(middle)), length) // shape.groups
+        held = shape.bytes(mechanism(spec_of(middle)), length) // shape.groups
         small, large = (middle, large) if held <= limit else (small, middle - 1)
-    return sized(small) if small else None
+    return spec_of(small) if small else None
 
 
-def _sized(keys: int, with_slots: bool) -> str:
-    """abc-select with as many keys, half of them in slots; without slots, sinks and a window."""
+def sized(keys: int, slots_of: str | None) -> str:
+    """A mechanism with as many keys, half of them in slots of ``slots_of``; of None, sinks and a window."""
     sinks = min(SINKS, keys // 4)
-    slots = (keys - sinks) // 2 if with_slots else 0
+    slots = 0 if slots_of is None else (keys - sinks) // 2
     slots -= slots % STEP if slots >= STEP else 0
     window = keys - sinks - slots
     window -= window % STEP if window >= STEP else 0
-    name = "abc-select" if slots else "abc-hybrid"
+    name = slots_of if slots_of is not None and slots else "abc-hybrid"
     return f"{name}:slots={slots},window={window},sinks={sinks}" + ("" if window >= STEP else ",block=1")
 
 

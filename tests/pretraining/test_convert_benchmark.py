@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 import attnlab as al
 from attnlab.adapters.cache_bytes import cache_bytes
@@ -45,10 +46,12 @@ AT = {"budget": 0.6, "length": 64}
 BOUNDED = "abc-select:slots=4,window=4,sinks=1,block=1"
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("arm", ["uniform", "window", "hybrid", "mlp"])
-def test_one_mechanism_takes_the_budget_and_no_more(arms: ModuleType, model: str, arm: str) -> None:
-    teacher = al.load_model(model).model
-    spec = arms.spec_for(arm, model, bounded=BOUNDED, dtype="float32", **AT)
+def test_one_mechanism_takes_the_budget_and_no_more(arms: ModuleType, model: str, arm: str, dtype: str) -> None:
+    """Also where what is kept has another type than the model's keys."""
+    teacher = al.load_model(model, dtype=getattr(torch, dtype)).model
+    spec = arms.spec_for(arm, model, bounded=BOUNDED, dtype=dtype, **AT)
     share = cache_bytes(al.convert(teacher, spec, copy=True), 64) / cache_bytes(teacher, 64)
     assert 0.5 < share <= 0.6
 
