@@ -175,10 +175,9 @@ def make_model(config: Config, spec: str, seed: int) -> Transformer:
     return model
 
 
-def learned(config: Config, name: str, seed: int, folder: Path) -> dict[str, Any]:
+def learn(config: Config, name: str, seed: int, folder: Path) -> None:
     """Train one model on ever larger tasks, or go on with it, and evaluate it on sequences that it has not seen."""
     before: Path | None = None
-    answered: dict[str, float] = {}
     for stage in (*config.growing, None):
         task = WHOLE if stage is None else f"{stage.pairs}-pairs-of-{stage.drawn}"
         spec = compared(config.memory_at(stage) if name in GROWING else config.memory)[name]
@@ -197,7 +196,7 @@ def learned(config: Config, name: str, seed: int, folder: Path) -> dict[str, Any
             # Scores of recall are sharp, and half precision would round them.
             precision="no",
         )
-        outcome = train(
+        train(
             model,
             config.task(seed, stage),
             terms=[CrossEntropy(), Answered()],
@@ -207,21 +206,18 @@ def learned(config: Config, name: str, seed: int, folder: Path) -> dict[str, Any
             evaluations={"held-out": Evaluation(config.task(10_000 + seed, stage), config.batches)},
             resume=True,
         )
-        before, answered[task] = folder / task, outcome.metrics["held-out/answered"]
-    loss = outcome.metrics["held-out/cross_entropy"]
-    own = {"answered": answered.pop(WHOLE), "loss": loss, "answered_before": answered, "updates": config.steps}
-    return own | {"trained_on": read_run(folder / WHOLE)["device"]}
+        before = folder / task
 
 
-def as_trained(folder: Path) -> dict[str, Any] | None:
-    """What the runs of a training that was ended on its last task measured last; None where there is no such task."""
+def learned(folder: Path) -> dict[str, Any] | None:
+    """What was measured last on the task itself, maybe before its training ended; None where it has not begun."""
     if not (folder / WHOLE / "run.json").exists():
         return None
     last = [row for row in read_metrics(folder / WHOLE) if row["kind"] == "eval"][-1]
-    finished = [(run.name, result["metrics"]) for run in sorted(folder.iterdir()) if (result := read_result(run))]
+    finished = {run.name: result["metrics"] for run in sorted(folder.iterdir()) if (result := read_result(run))}
     return {
         "answered": last["values"]["held-out/answered"], "loss": last["values"]["held-out/cross_entropy"],
-        "answered_before": {task: metrics["held-out/answered"] for task, metrics in finished if task != WHOLE},
+        "answered_before": {task: own["held-out/answered"] for task, own in finished.items() if task != WHOLE},
         "updates": last["step"], "trained_on": read_run(folder / WHOLE)["device"],
     }  # fmt: skip
 
@@ -250,8 +246,9 @@ def main() -> None:
                       "pairs": config.pairs, "length": config.length, "memory": config.memory,
                       "width": config.width}  # fmt: skip
             folder = args.work / f"{name.replace(', ', '-').replace(' ', '-')}-{config.pairs}-{seed}"
-            measured = as_trained(folder) if args.as_trained else learned(config, name, seed, folder)
-            if measured is None:
+            if not args.as_trained:
+                learn(config, name, seed, folder)
+            if (measured := learned(folder)) is None:
                 parser.error(f"--as-trained: {folder} has no run on the task itself")
             row = labels | measured
             print(row, flush=True)

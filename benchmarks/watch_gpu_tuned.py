@@ -33,7 +33,7 @@ from attnlab.linalg.streaming_gpu import stream_by_kernel
 ALL = [(name, width, tile) for (name, width), tiles in watch_gpu.TILES.items() for tile in tiles]
 SHAPES = {shape.D: shape for shape in (watch_gpu.SHAPES[-1], watch_gpu.SHAPES[0])}
 KINDS = dict(zip(watch_gpu.PASSES, ("ROW_TILE", "RANKED_ROW_TILE", "COLUMN_TILE"), strict=True))
-# Pairs of a row and a tile that are scored at once, warps, stages, registers of a thread.
+# Pairs of a row and a bin that are scored at once, warps, stages, registers of a thread.
 PAIRS = ((64, 4, 1, 128), (64, 4, 1, 64), (64, 8, 1, 0), (128, 4, 1, 0), (32, 1, 1, 0))
 FLOORS = ((64, 64, 4, 3), (128, 128, 8, 2))
 # A process that takes longer is ended, and an error beyond this is a fault.

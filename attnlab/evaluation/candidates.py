@@ -51,7 +51,7 @@ def sized(keys: int, slots_of: str | None) -> str:
     slots -= slots % STEP if slots >= STEP else 0
     window = keys - sinks - slots
     window -= window % STEP if window >= STEP else 0
-    name = slots_of if slots_of is not None and slots else "abc-hybrid"
+    name = slots_of if slots_of and slots else "abc-hybrid"
     return f"{name}:slots={slots},window={window},sinks={sinks}" + ("" if window >= STEP else ",block=1")
 
 

@@ -120,7 +120,8 @@ def row_statistics(
     q, k, v = _rows_contiguous(call.q, call.k, call.v)
     (b, h, n_q, d), (n_k, e), m = q.shape, v.shape[2:], members.shape[-1]
     n, tile = triton.next_power_of_2(largest), row_tile(call, v, norm_largest)
-    n_bins = bins_of(tile).count(n_k)
+    bins = bins_of(tile)
+    n_bins = bins.count(n_k)
     bin_mask = triton.next_power_of_2(n_bins) - 1
     key_places, query_places = (q, q) if places is None else (t.int().contiguous() for t in places)
     with torch.cuda.device_of(q):
@@ -155,7 +156,6 @@ def row_statistics(
         if near and call.causal and call.key_visible is None:
             _recent(call, q, k, pairs, by_row["Lse"], by_row["Recent"], recent)
         if q.dtype != torch.float32:
-            bins = bins_of(tile)
             made_of = _scores_of(call, q, k, pairs, tile._replace(keys=bins.parts * bins.keys))
             largest_in_bins(made_of, bins, kept.values, kept.places, kept.counts, by_row["Lse"], keys.log_norms)
     lists = [t[..., :largest] for pair in zip(kept.values, kept.places, strict=True) for t in pair]

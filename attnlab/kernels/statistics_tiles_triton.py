@@ -87,7 +87,8 @@ def scores(
 ):  # fmt: skip
     """(scores of a tile before the scale, which keys exist); hidden ones are -1e30.
 
-    ``K`` is the tile's first key, with number ``lo``, and ``place`` counts from it; ``edge``: causality cuts the tile.
+    ``K`` is the tile's first key, with number ``lo``, and ``place`` counts from it; ``edge``: causality cuts the tile,
+    by what is LOADED of each row or by its number.
     """
     j = lo + place
     seen = seen_keys(Visible, b, j, n_k, PADDED)

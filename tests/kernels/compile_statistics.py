@@ -44,9 +44,8 @@ def compiled(name: str, width: int, exact: bool, keys: int | None) -> dict[str, 
     options |= {"num_warps": tile.warps, "num_stages": tile.stages}
     options |= {"maxnreg": tile.registers} if tile.registers else {}
     result = compiled_for_hopper(kernel, options, kinds_of(kernel, exact), divisible=STRIDES)
-    lanes = re.findall(r"^#linear\w* = .*lane = (\[\[.*?\]\])", result.ttgir, re.MULTILINE)
     return {
-        "lanes": [json.loads(one) for one in lanes],
+        "lanes": result.lanes,
         "ptxas": result.ptxas,
         "spilled": result.spilled,
         "stages": result.ttgir.count("async_copy_global_to_local"),

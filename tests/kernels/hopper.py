@@ -1,19 +1,23 @@
-"""What Triton compiles of a kernel for a Hopper GPU, which needs none; to be run where Triton does not interpret."""
+"""What Triton compiles of a kernel for a Hopper GPU, which needs none, in a process where it does not interpret."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-__all__ = ["Compiled", "compiled_for_hopper"]
+__all__ = ["Compiled", "compiled_for_hopper", "said_without_interpreter"]
 
 TARGET = GPUTarget("cuda", 90, 32)
 # What is no constant of a kernel, but of how it is launched.
@@ -28,6 +32,13 @@ class Compiled(NamedTuple):
     ptxas: str
     ttgir: str
     ptx: str
+
+    @property
+    def lanes(self) -> list[list[list[int]]]:
+        """Which lanes hold which numbers, of each layout that is no usual one."""
+        return [
+            json.loads(one) for one in re.findall(r"^#linear\w* = .*lane = (\[\[.*?\]\])", self.ttgir, re.MULTILINE)
+        ]
 
 
 def compiled_for_hopper(
@@ -52,6 +63,21 @@ def compiled_for_hopper(
     said = _ptxas(result.asm["ptx"])
     spilled = max(int(count) for count in re.findall(r"(\d+) bytes spill stores", said))
     return Compiled(result.metadata.shared, spilled, said, result.asm["ttgir"], result.asm["ptx"])
+
+
+def said_without_interpreter(module: str, *words: object) -> str:
+    """What a module of the tests prints that is run in a process of its own, where kernels are compiled."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    process = subprocess.run(
+        [sys.executable, "-m", f"tests.kernels.{module}", *map(str, words)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=Path(__file__).parents[2],
+    )
+    if process.returncode:
+        pytest.fail(process.stderr[-2000:])
+    return process.stdout
 
 
 def _ptxas(ptx: str) -> str:

@@ -6,31 +6,19 @@ The interpreter is right where a compiled kernel is not, and says nothing of wha
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("triton")
 
+from tests.kernels.hopper import said_without_interpreter
+
 pytestmark = pytest.mark.slow
 
 
 def compiled(name: str, width: int, kind: str, *more: int) -> dict[str, Any]:
-    root = Path(__file__).parents[2]
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": str(root)}
-    process = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.compile_statistics", name, str(width), kind, *map(str, more)],
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
-    if process.returncode:
-        pytest.fail(process.stderr[-2000:])
-    result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    result: dict[str, Any] = json.loads(said_without_interpreter("compile_statistics", name, width, kind, *more))
     return result
 
 
@@ -60,10 +48,10 @@ def test_a_thread_chooses_the_largest_of_a_row() -> None:
 def test_the_largest_scores_of_a_pair_are_stored_at_once(width: int, keys: int) -> None:
     result = compiled("scored", width, "bfloat16", keys)
     assert set(result["stores"]) == {"st.global.v4.b32"}
-    # One number of small bins, before the loop.
+    # Small bins have half of the registers.
     assert result["spilled"] <= 4
 
 
-def test_tiles_are_counted_once() -> None:
-    # Each of the tiles of 64 rows is a number of one thread.
+def test_bins_are_counted_once() -> None:
+    # Each of the bins of 64 rows is a number of one thread.
     assert compiled("rows", 64, "bfloat16")["atomics"] == ["64x8"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -23,6 +22,7 @@ from attnlab.mechanisms._bounded.selected import LARGEST, Selection, Tokens, att
 from attnlab.mechanisms._device import without_kernels
 from tests.kernels.abc.cases import poisoned, relative
 from tests.kernels.bounds import BOUND, DEVICE, assert_compiled_gradients_equal
+from tests.kernels.hopper import said_without_interpreter
 
 
 @dataclass(frozen=True)
@@ -288,11 +288,7 @@ def test_a_whole_text_is_one_graph_and_the_same_compiled() -> None:
 @pytest.mark.slow
 def test_they_compile_for_a_gpu_that_is_not_there() -> None:
     """What Triton's interpreter takes, its compiler may refuse; shared memory is what an H100 has for a program."""
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    command = [sys.executable, "-m", "tests.kernels.select.compiled_ahead"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    shared = [int(line.split()[-1]) for line in done.stdout.splitlines()]
+    shared = [int(line.split()[-1]) for line in said_without_interpreter("select.compiled_ahead").splitlines()]
     assert len(shared) == 63
     assert max(shared) < 232_448
 

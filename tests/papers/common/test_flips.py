@@ -71,7 +71,7 @@ def changes(claim: Claim, result: dict[str, Any]) -> Iterator[Change]:
 def _beside_others(rows: list[dict[str, Any]], wanted: Cell, places: list[int], cells: list[Cell]) -> Iterator[Change]:
     """The numbers of the cells that stand in the same row, or in a row of another model."""
     for other in cells:
-        if other.table != wanted.table or len(places) > 5 or other == wanted:
+        if other.table != wanted.table or len(places) > 3 or other == wanted:
             continue
         settings = {key: rows[places[0]].get(key) for key, _ in wanted.where}
         apart = [key for key, value in other.where if value not in ("*", settings.get(key))]
