@@ -11,7 +11,7 @@ from typing import Any
 
 from attnlab.pages.numbers import number
 from papers.abc import PAPER
-from papers.abc.tables import curves_of, sets_of, trained_apart, trained_longer
+from papers.abc.tables import curves_of, sets_of, trained_apart, trained_longer, trainings_of
 from papers.common.cells import Cell, Result, averages, cell, mean_of, rows_of
 from papers.common.claims import (
     Bounds,
@@ -94,9 +94,7 @@ def ahead(first: Cell, second: Cell, *, within: float | None = None) -> Predicat
         return None
 
     def unlike(result: Result) -> str | None:
-        # A model may have been trained again for another table, with other seeds.
-        shown = {row.get("seed") for row in rows_of(result, first.table)}
-        validation = [row for row in (result.get("tables") or {}).get("validation", []) if row["seed"] in shown]
+        validation = trainings_of(result, "validation", first.table)
         difference = mean_of(result, first) - mean_of(result, second)
         row = {"first": pair[0], "second": pair[1], "difference": difference}
         sets = sets_of(validation, data=data)
@@ -135,7 +133,7 @@ def _smallest_memory(*, most: float = LITTLE) -> Predicate:
     def unlike(result: Result) -> str | None:
         by_size = averages(result, "table_5", "bleu", "cross", "causal")
         best = "-".join(map(str, ("ABC_MLP", *max(by_size, key=by_size.__getitem__))))
-        sets = sets_of((result.get("tables") or {}).get("validation", []), data=CAPTIONS)
+        sets = sets_of(trainings_of(result, "validation", "table_5"), data=CAPTIONS)
         return trained_apart({"first": "ABC_MLP-8-8", "second": best}, sets)
 
     return unless(unlike, Predicate(run, (cell("table_5", "bleu", cross=8, causal=8),)))

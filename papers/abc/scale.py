@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from papers.abc.tables import trainings_of
 from papers.common.cells import Cell, Result
 from papers.common.scale import millions, span
 
@@ -36,10 +37,8 @@ def _translators(config: Mapping[str, Any], rows: list[dict[str, Any]]) -> str:
 
 def _mt(result: Result, wanted: Cell) -> str:
     data = dict(wanted.where).get("data", CAPTIONS)
-    # Other tables of the file may be of other trainings.
-    shown = {row.get("seed") for row in (result.get("tables") or {}).get(wanted.table, [])}
-    rows = [row for row in _training(result) if row["data"] == data]
-    return _translators(result["config"], [row for row in rows if row.get("seed") in shown] or rows)
+    rows = trainings_of(result, "training", wanted.table) or _training(result)
+    return _translators(result["config"], [row for row in rows if row["data"] == data])
 
 
 def _doc(result: Result, _: Cell) -> str:
@@ -98,8 +97,8 @@ def _summed(result: Result) -> float | None:
 SECONDS: dict[str, Callable[[Result], float | None]] = {
     "abc-lm": _lm_seconds,
     "abc-mt": _mt_seconds,
-    "abc-mt-longer": _summed,
+    "abc-mt-longer": _mt_seconds,
     "abc-mt-shorter": _mt_seconds,
-    "abc-doc-mt": _summed,
+    "abc-doc-mt": _mt_seconds,
     "abc-mlm": _summed,
 }

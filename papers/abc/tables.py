@@ -28,6 +28,7 @@ __all__ = [
     "still_falling",
     "trained_apart",
     "trained_longer",
+    "trainings_of",
     "with_curves",
 ]
 
@@ -148,6 +149,13 @@ def run_of(label: str) -> str:
     (True, '3a+quarter')
     """
     return ALONE if label.startswith(ALONE) else label
+
+
+def trainings_of(result: Mapping[str, Any], kind: str, table: str) -> Rows:
+    """The rows of ``kind`` (training, validation) whose seeds a table has: a file's other tables may have others."""
+    tables = result.get("tables") or {}
+    shown = {row.get("seed") for row in tables.get(table, [])}
+    return [row for row in tables.get(kind, []) if row.get("seed") in shown]
 
 
 def sets_of(rows: Rows, *, data: str | None = None) -> dict[str, dict[int, str]]:

@@ -159,3 +159,14 @@ def test_a_dry_run_makes_all_tables_and_adds_seeds(tmp_path: Path) -> None:
     # What was measured before stays.
     assert by_model["eviction, tova"]["needle"] == first["arms"][-1]["needle"]
     assert {row["arm"] for row in second["against"]} >= {"teacher", "whole layers softmax"}
+
+
+def test_the_page_says_how_many_cases_each_row_has() -> None:
+    """The results have no column for them; the command that made a row does."""
+    page = " ".join((ROOT / "docs" / "convert-costs.md").read_text(encoding="utf-8").split())
+    results = json.loads((ROOT / "benchmarks" / "results" / "convert.json").read_text(encoding="utf-8"))
+    rows, by = results["tables"]["conversion"], results["made_by"]["conversion"]
+    commands = {row["model"]: results["sources"][source]["command"] for row, source in zip(rows, by, strict=True)}
+    assert "and has 100 needles and 100 stretches. The others, with 50 of each" in page
+    assert "--cases 100 " in commands.pop("every head bounded")
+    assert all("--cases 50 " in command for command in commands.values())

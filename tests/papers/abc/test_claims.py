@@ -153,3 +153,37 @@ def test_the_scale_of_a_corpus_is_that_of_its_own_trainings() -> None:
     result = {"config": {"layers": 2, "width": 16, "tokens": 64}, "tables": tables}
     assert scale_of(CLAIMS["mt-on-par-quarter"], result) == "2 + 2 layers x 16, 700 pairs, 50 updates of 64 tokens"
     assert scale_of(CLAIMS["mt-tatoeba-on-par"], result) == "2 + 2 layers x 16, 900 pairs, 60 updates of 128 tokens"
+
+
+def test_other_tables_of_a_file_may_be_of_other_trainings() -> None:
+    """Trained together for the table that is shown, apart for another one; seeds of a set are trained as one."""
+    from papers.abc.mt import derived
+    from papers.common.scale import cost_of, scale_of
+
+    names = ("MLP-exp", "MLP-exp-all")
+    variants = ("ABC_MLP-32-32", "MLP-exp-all-32-32")
+    rows = [
+        {"model": name, "variant": variant, "cross": 32, "causal": 32, "seed": seed, "bleu": bleu}
+        for name, variant, bleu in zip(names, variants, (22.0, 20.0), strict=True)
+        for seed in (40, 41)
+    ]
+    training = [
+        {"data": PRIMARY, "seed": seed, "set": of, "pairs": 7, "steps": steps, "tokens_a_step": 8, "seconds": 90.0}
+        for of, seeds, steps in (("3a", (30, 31), 50), ("7", (40, 41), 20))
+        for seed in seeds
+    ]
+    validation = [
+        {"data": PRIMARY, "variant": variant, "seed": seed, "set": of, "step": 20, "nll": 1.0}
+        for variant, earlier in zip(variants, ("3a", "5"), strict=True)
+        for seed, of in ((30, earlier), (31, earlier), (40, "7"), (41, "7"))
+    ]
+    difference = {"data": PRIMARY, "first": variants[0], "second": variants[1], "low": 1.0, "high": 3.0}
+    tables = {"table_7": rows, "training": training, "validation": validation, "differences": [difference]}
+    result = {"config": {"layers": 2, "width": 16}, "tables": tables}
+    claim = CLAIMS["mt-all-abc"]
+    assert judge(claim, {"abc-mt": result}).state == HELD
+    assert scale_of(claim, result) == "2 + 2 layers x 16, 7 pairs, 20 updates of 8 tokens"
+    assert cost_of("abc-mt", result) == "3 min"
+    # Of a model that is not trained any more the rows stay, without a loss beside the others'.
+    retired = {**validation[0], "variant": "ABC_RD-means-8-8"}
+    assert {row["variant"] for row in derived({"validation": [*validation, retired]})["losses"]} <= set(variants)
