@@ -141,16 +141,17 @@ def test_nan_in_x_reaches_the_output(on_gpu: pytest.MonkeyPatch) -> None:
 
 def test_nan_in_a_value_goes_with_its_key(on_gpu: pytest.MonkeyPatch) -> None:
     """A place whose key was dropped may hold any number, also one that is none."""
-    call, mech = call_of(20), al.mechanism("abc-select:slots=2,window=4,sinks=1,block=1")
-    call.v[0, :, 5] = torch.nan
+    call, mech = call_of(20), al.mechanism("abc-select:slots=2,window=8,sinks=1,block=4")
+    call.v[0, :, 5:8] = torch.nan
     with torch.no_grad():
         cache = mech.make_cache(2, 0)
         cache.attend(mech, part_of(call, 0, 3), key_visible=None)
-        # The newest keys are kept: token 5 leaves the window with token 9, and the slots with token 11.
+        # The newest keys are kept: with token 16 the last of them are dropped, more than one token can take the place of.
         mech.recency.data.fill_(1e6)
         outs = torch.cat([cache.attend(mech, part_of(call, t, t + 1), key_visible=None)[1] for t in range(3, 20)], 2)
     assert outs[0, :, 2].isnan().any()
-    assert outs[0, :, 11 - 3 :].isfinite().all()
+    assert outs[0, :, 15 - 3].isnan().all()
+    assert outs[0, :, 16 - 3 :].isfinite().all()
     assert outs[1].isfinite().all()
 
 
